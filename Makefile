@@ -1,0 +1,42 @@
+# Two commands are all a newcomer needs: `make run` and `make test`.
+# Both create .venv on first use; nothing outside this folder is touched.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test test-slow lint bench clean
+
+run: .venv/run
+	$(BIN)/gnomon compare
+
+test: .venv/dev
+	$(BIN)/python -m pytest
+
+test-slow: .venv/dev
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/dev
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/pyright
+
+bench: .venv/dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv runs
+
+# The stamps make pip run again only when the dependencies change.
+.venv/run: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing gnomon (first run only; torch is the large part)"
+	$(PIP) --editable ".[report]"
+	@touch $@
+
+.venv/dev: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing gnomon and its test tools (first run only)"
+	$(PIP) --editable ".[dev]"
+	@touch $@ .venv/run
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gnomon needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name another: make run PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv

@@ -1,0 +1,83 @@
+"""Progress with rate and ETA: a live line on a terminal, a plain line now and then anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+
+def duration(seconds: float) -> str:
+    """`75` -> `1:15`, `4000` -> `1:06:40`."""
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def quantity(value: float, unit: str = "") -> str:
+    """`1234567` -> `1.23M`; with a unit, `1.23 MB`."""
+    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {letter}{unit}" if unit else f"{value / factor:.3g}{letter}"
+    return f"{value:.3g} {unit}".rstrip()
+
+
+class Progress:
+    """Counts work done and tells how long the rest will take.
+
+    >>> with Progress("reading", total=bytes_in_all, unit="B") as progress:
+    ...     progress.advance(len(block), note="shard 3 of 8")
+
+    Args:
+        what: the verb shown first.
+        total: amount of work in `unit`s; None when unknown (then there is no ETA).
+        unit: short unit of the amount, e.g. "B" or "tok".
+        done: amount already done before this process started (resumed work); the rate leaves it out.
+        every: seconds between plain lines when stderr is not a terminal.
+    """
+
+    def __init__(self, what: str, total: float | None, unit: str = "", done: float = 0, every: float = 15.0):
+        self.what, self.total, self.unit = what, total, unit
+        self.done = self._done_before = done
+        self._live = sys.stderr.isatty()
+        self._every = 0.1 if self._live else every
+        self._start = self._shown = time.monotonic()
+        self._width = 0
+
+    def advance(self, amount: float, note: str = "") -> None:
+        self.done += amount
+        now = time.monotonic()
+        if now - self._shown >= self._every:
+            self._shown = now
+            self._show(note)
+
+    def line(self, note: str = "") -> str:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        rate = (self.done - self._done_before) / seconds
+        parts = [self.what]
+        if self.total:
+            parts.append(f"{100 * self.done / self.total:3.0f} %")
+        parts.append(f"{quantity(self.done, self.unit)}")
+        parts.append(f"{quantity(rate, self.unit)}/s")
+        if self.total and rate > 0:
+            parts.append(f"ETA {duration(max(self.total - self.done, 0) / rate)}")
+        return "  ".join(parts + ([note] if note else []))
+
+    def _show(self, note: str) -> None:
+        line = self.line(note)
+        if self._live:
+            # Pad with blanks so that a shorter line covers the longer one before it.
+            print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
+            self._width = len(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._live and self._width:
+            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
