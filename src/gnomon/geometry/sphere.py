@@ -110,6 +110,16 @@ def step(
     return _Step.apply(h, f, alpha, p, radius, cap)
 
 
+def project(x: Tensor, radius: float) -> Tensor:
+    """The nearest point of the sphere: radius * x / |x|, (..., D), in the dtype of `x`; a zero row stays zero
+    and sends no gradient. The norm is taken in fp32 or better, with no epsilon to change the radius."""
+    x_w = x.to(torch.promote_types(x.dtype, torch.float32))
+    n = _dot(x_w, x_w)
+    alive = n > 0
+    # The inner `where` keeps 1/sqrt(0) out of the gradient, the outer one keeps a zero row at zero.
+    return torch.where(alive, x_w * (radius * torch.rsqrt(torch.where(alive, n, 1))), 0).to(x.dtype)
+
+
 def step_simple(h: Tensor, f: Tensor, alpha: Tensor | float, p: float = 1.0) -> Tensor:
     """`step` as one reads it in the paper. The documentation; NaN at f = 0, slow and hungry for memory."""
     z = f - (h * f).sum(-1, keepdim=True) / h.square().sum(-1, keepdim=True) * h

@@ -1,0 +1,147 @@
+"""What a residual is: the way one sublayer joins the stream.
+
+    h = residual(h, branch)        branch: callable (..., D) -> (..., D), an attention or an MLP
+
+A model asks its first residual for the `entry` (what happens to the embeddings), its last for the `exit` (what
+happens before the head), and every one for the `init_scale` its method prescribes. Block code is then the same
+for every method.
+
+Legend: D channels of the stream (`dim`), l counts sublayers or blocks from 1, `depth` sublayers in all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.errors import UserError, check_name
+from gnomon.geometry import sphere
+
+Branch = Callable[[Tensor], Tensor]
+
+WRITERS = ("output", "down")
+"""Roles of the projections that write to the stream."""
+
+
+class Residual(nn.Module, ABC):
+    """One sublayer's place in the stream. Subclasses are final.
+
+    Args:
+        dim: channels of the stream, D.
+        index: which sublayer this is, from 0 at the input.
+        depth: number of sublayers in the whole model (two a block in a transformer).
+        norm: "rms", "layer" or "layer-no-bias": the norm used by the methods that have one.
+        eps: added to the variance by that norm.
+        per_block: sublayers in a block; the first of a block is its attention.
+
+    Raises:
+        UserError: index outside 0 … depth - 1.
+    """
+
+    summary: ClassVar[str]
+    source: ClassVar[str]
+
+    def __init__(
+        self, dim: int, *, index: int, depth: int, norm: str = "rms", eps: float = 1e-6, per_block: int = 2
+    ):
+        super().__init__()
+        if not 0 <= index < depth:
+            raise UserError(f"sublayer index {index} is outside 0 … {depth - 1} (depth counts sublayers, not blocks)")
+        self.dim, self.index, self.depth, self.per_block = dim, index, depth, per_block
+        self._norm = norm, eps
+
+    @abstractmethod
+    def forward(self, h: Tensor, branch: Branch) -> Tensor:
+        """Apply the branch and join its output to the stream `h`, (..., D)."""
+
+    def entry(self) -> nn.Module:
+        """A module for the embeddings of a stack whose first sublayer this is."""
+        return nn.Identity()
+
+    def exit(self) -> nn.Module:
+        """A module between a stack whose last sublayer this is and the head."""
+        return nn.Identity()
+
+    def init_scale(self, role: str) -> float:
+        """Factor on the init of the branch's weights of this role ("query", "value", "output", "up", "down" …)."""
+        return 1.0
+
+    def norm(self) -> nn.Module:
+        """A new norm of the chosen kind."""
+        return make_norm(self._norm[0], self.dim, self._norm[1])
+
+    def count(self, what: str = "sublayer") -> int:
+        """l, from 1: this sublayer's number, or that of its block."""
+        check_name("count", what, ("sublayer", "block"))
+        return 1 + (self.index if what == "sublayer" else self.index // self.per_block)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.depth // self.per_block)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, index={self.index}, depth={self.depth}"
+
+
+def make_norm(kind: str, dim: int, eps: float = 1e-6) -> nn.Module:
+    """RMSNorm or LayerNorm (with or without bias) by name."""
+    check_name("norm", kind, ("rms", "layer", "layer-no-bias"))
+    if kind == "rms":
+        return nn.RMSNorm(dim, eps=eps)
+    return nn.LayerNorm(dim, eps=eps, bias=kind == "layer")
+
+
+class ScaleNorm(nn.Module):
+    """Put every row on the sphere of the given radius: radius * x / |x|. A zero row stays zero."""
+
+    def __init__(self, radius: float):
+        super().__init__()
+        self.radius = radius
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sphere.project(x, self.radius)
+
+    def extra_repr(self) -> str:
+        return f"radius={self.radius:g}"
+
+
+class Gain(nn.Module):
+    """Multiply by one learnable number, stored with shape (1,)."""
+
+    def __init__(self, start: float = 1.0):
+        super().__init__()
+        self.start = start
+        self.gain = nn.Parameter(torch.empty(1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.gain, self.start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain.to(x.dtype)
+
+
+class DyT(nn.Module):
+    """Dynamic tanh in place of a norm: w * tanh(a x) + b, with `a` of shape (1,) (arXiv 2503.10622)."""
+
+    def __init__(self, dim: int, a: float = 0.5, bias: bool = True):
+        super().__init__()
+        self.start = a
+        self.a = nn.Parameter(torch.empty(1))
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.bias = nn.Parameter(torch.empty(dim)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.a, self.start)
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x * self.a.to(x.dtype)) * self.weight.to(x.dtype)
+        return y if self.bias is None else y + self.bias.to(x.dtype)

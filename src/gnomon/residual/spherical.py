@@ -1,0 +1,212 @@
+"""Residuals that rotate: the stream stays on a sphere and each sublayer turns it.
+
+Legend: h the stream (..., D), F the branch, R the radius, l the sublayer or block number from 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnomon.errors import UserError, check_name
+from gnomon.geometry import sphere
+from gnomon.residual.base import Branch, Gain, Residual, ScaleNorm
+
+DECAYS = ("sqrt", "harmonic", "linear", "none")
+
+
+def decay_factor(rule: str, l: int, last: int) -> float:
+    """lambda_l for l = 1 … last: 1/sqrt(l), 1/l, (last - l + 1)/last or 1."""
+    check_name("decay", rule, DECAYS)
+    return {"sqrt": l**-0.5, "harmonic": 1 / l, "linear": (last - l + 1) / last, "none": 1.0}[rule]
+
+
+class SphereResidual(Residual):
+    """SpheretNorm: h' = retraction at h of alpha_l times the tangent part of F(h); no norm layers at all.
+
+    alpha_l = lambda_l softplus(a) with a learnable `a` of shape (1,), lambda_l = 1/sqrt(l). The embeddings are put on
+    the sphere of radius sqrt(D) once, so every coordinate has RMS 1 as after an RMSNorm, and the norm never changes.
+
+    The paper's text could not be read in full. Stated there: the update, the p-family, the decay, softplus, an initial
+    ScaleNorm. Ours, each an option: what l counts, the start of `a`, the radius, no norm and no gain before the head.
+
+    Args:
+        p: retraction: 1 projection, 2 Cayley, inf exponential map, any p > 0.
+        decay: "sqrt" (paper), "harmonic", "linear" or "none".
+        count: whether l counts "sublayer"s or "block"s.
+        start: alpha at the first sublayer before training, softplus(a).
+        learn: False freezes the step sizes.
+        radius: None for sqrt(D).
+        cap: upper bound on the step ratio |alpha z| / |h|; None for none.
+        gain: learn one factor on the stream before the head (its norm is constant, so the head alone sets the
+            temperature otherwise).
+    """
+
+    summary = "SpheretNorm: turn the stream on a sphere along a retraction of the p-family"
+    source = "arXiv 2608.02668"
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        p: float = 1.0,
+        decay: str = "sqrt",
+        count: str = "sublayer",
+        start: float = 1.0,
+        learn: bool = True,
+        radius: float | None = None,
+        cap: float | None = None,
+        gain: bool = False,
+        **place,
+    ):
+        super().__init__(dim, **place)
+        if not start > 0:
+            raise UserError(f"start must be positive, got {start}: alpha = lambda softplus(a) cannot be zero")
+        last = self.depth if count == "sublayer" else self.blocks
+        self.decay = decay_factor(decay, self.count(count), last)
+        self.p, self.start, self.cap, self.gain = float(p), start, cap, gain
+        self.radius = math.sqrt(dim) if radius is None else radius
+        self.a = nn.Parameter(torch.empty(1), requires_grad=learn)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        # The inverse of softplus; written with expm1 it stays accurate for small starts.
+        nn.init.constant_(self.a, math.log(math.expm1(self.start)))
+
+    def step_size(self) -> Tensor:
+        """alpha, fp32, shape (1,)."""
+        return self.decay * F.softplus(self.a.float())
+
+    def forward(self, h: Tensor, branch: Branch) -> Tensor:
+        return sphere.step(h, branch(h), self.step_size(), p=self.p, radius=self.radius, cap=self.cap)
+
+    def entry(self) -> nn.Module:
+        return ScaleNorm(self.radius)
+
+    def exit(self) -> nn.Module:
+        return Gain() if self.gain else nn.Identity()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, p={self.p:g}, decay={self.decay:.4g}, radius={self.radius:g}"
+
+
+class GeoNorm(Residual):
+    """h' = exp_h(lambda_l v), v the tangent part of F(h), |v|/|h| clamped to pi/4 before the decay.
+
+    l counts blocks: both sublayers of a block share lambda_l. The paper gives no initial norm, so as printed the
+    radius is whatever the embeddings have (0.55 for the usual init at D = 768); the default here puts them on the
+    sphere of radius sqrt(D), as an option stated as ours, so that the comparison is not decided by the embedding scale.
+
+    Args:
+        decay: "harmonic" (the paper's best), "sqrt", "linear" or "none".
+        clamp: bound on |v|/|h| in radians; None for none.
+        radius: None for sqrt(D); 0 for the paper's text (no initial norm).
+        listing: the paper's printed code with its constructor repaired. It always clamps to pi/4, applies
+            lambda (scale theta + bias) with learnable scale and bias only for "sqrt" and "linear" (its "harmonic"
+            branch assigns to a name never read, so it does not decay), and breaks the norm when v vanishes and the
+            bias does not.
+    """
+
+    summary = "GeoNorm: move along the exponential map of the sphere with a fixed decaying step"
+    source = "arXiv 2601.22095"
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        decay: str = "harmonic",
+        clamp: float | None = math.pi / 4,
+        radius: float | None = None,
+        listing: bool = False,
+        **place,
+    ):
+        super().__init__(dim, **place)
+        self.decay = decay_factor(decay, self.count("block"), self.blocks)
+        self.clamp, self.listing = clamp, listing
+        self.radius = math.sqrt(dim) if radius is None else radius
+        if listing:
+            self.decays = decay in ("sqrt", "linear")
+            self.scale = nn.Parameter(torch.empty(1), requires_grad=self.decays)
+            self.bias = nn.Parameter(torch.empty(1), requires_grad=self.decays)
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.listing:
+            nn.init.ones_(self.scale)
+            nn.init.zeros_(self.bias)
+
+    def forward(self, h: Tensor, branch: Branch) -> Tensor:
+        f = branch(h)
+        if self.listing:
+            return self._listing(h, f)
+        # Clamping |v|/|h| before the decay bounds the decayed ratio by lambda * clamp.
+        cap = None if self.clamp is None else self.clamp * self.decay
+        return sphere.step(h, f, self.decay, p=sphere.INF, radius=self.radius or None, cap=cap)
+
+    def _listing(self, h: Tensor, f: Tensor) -> Tensor:
+        v = sphere.tangent(h, f)
+        v_norm = v.float().norm(dim=-1, keepdim=True)
+        h_norm = h.float().norm(dim=-1, keepdim=True)
+        theta = (v_norm / h_norm.clamp_min(1e-12)).clamp_max(math.pi / 4)
+        if self.decays:
+            theta = (self.scale * theta + self.bias) * self.decay
+        unit = v / v_norm.clamp_min(1e-12)
+        return (torch.cos(theta) * h + torch.sin(theta) * h_norm * unit).to(h.dtype)
+
+    def entry(self) -> nn.Module:
+        return ScaleNorm(self.radius) if self.radius else nn.Identity()
+
+
+class NGPTStep(Residual):
+    """h' = N(h + a (N(F(h)) - h)), N the projection to the sphere and a >= 0 learnable; the hidden-state half of nGPT.
+
+    With a scalar `a` this is a p = 1 step; with one per channel (nGPT's choice) it leaves the plane of h and F(h).
+    nGPT also keeps its weights normalised, which this residual does not.
+
+    Args:
+        per_channel: one step per channel (shape (D,)) or one in all (shape (1,)).
+        start: a before training, 0.05 in the paper (about 1/blocks).
+        radius: None for sqrt(D); nGPT uses 1 and rescales inside the branches.
+        gain: learn one factor on the stream before the head, in place of nGPT's logit scale per token.
+    """
+
+    summary = "nGPT step: interpolate towards the normalised branch, then normalise"
+    source = "arXiv 2410.01131"
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        per_channel: bool = True,
+        start: float = 0.05,
+        radius: float | None = None,
+        gain: bool = True,
+        **place,
+    ):
+        super().__init__(dim, **place)
+        self.start, self.gain = start, gain
+        self.radius = math.sqrt(dim) if radius is None else radius
+        # nGPT stores a * scale / start with scale = 1/sqrt(D), so that one learning rate suits a and the matrices.
+        self.scale = dim**-0.5
+        self.a = nn.Parameter(torch.empty(dim if per_channel else 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.a, self.scale)
+
+    def step_size(self) -> Tensor:
+        """a, fp32, shape (1,) or (D,)."""
+        return self.a.float().abs() * (self.start / self.scale)
+
+    def forward(self, h: Tensor, branch: Branch) -> Tensor:
+        f = sphere.project(branch(h), self.radius)
+        return sphere.project(torch.lerp(h.float(), f.float(), self.step_size()), self.radius).to(h.dtype)
+
+    def entry(self) -> nn.Module:
+        return ScaleNorm(self.radius)
+
+    def exit(self) -> nn.Module:
+        return Gain() if self.gain else nn.Identity()
