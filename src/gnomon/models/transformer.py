@@ -1,0 +1,213 @@
+"""One decoder-only transformer; GPT-2 and Llama are settings of it.
+
+Legend: B batch, T tokens, D channels of the stream, H query heads, K key/value heads, C channels of a head,
+S tokens attended to (T plus those in the cache), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnomon import residual
+from gnomon.errors import UserError
+from gnomon.models.config import TransformerConfig
+
+Cache = list[tuple[Tensor, Tensor]]
+
+
+class Transformer(nn.Module):
+    """Embedding, `layers` blocks whose sublayers join the stream by the chosen residual, and a head.
+
+    Args:
+        config: the settings.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = c = config
+        self.embed = nn.Embedding(c.vocab_size, c.width)
+        self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(c, index) for index in range(c.layers))
+        self.entry = self.blocks[0].join_attention.entry()
+        self.exit = self.blocks[-1].join_mlp.exit()
+        # A tied head has no parameter of its own, so there is nothing to save twice or to untie by accident.
+        self.head = None if c.tied else nn.Linear(c.width, c.vocab_size, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw every matrix from N(0, init_std^2) times the factor its residual prescribes for its role."""
+        for block in self.blocks:
+            for join, branch in ((block.join_attention, block.attention), (block.join_mlp, block.mlp)):
+                for role, linear in branch.named_children():
+                    if isinstance(linear, nn.Linear):
+                        _init_linear(linear, role, self.config, join.init_scale)
+        for module in (self.embed, self.positions, self.head):
+            if module is not None:
+                nn.init.normal_(module.weight, std=self.config.init_std)
+
+    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """Logits (B, T, V) of the next token at every position.
+
+        Args:
+            tokens_BT: int64 token ids.
+            cache: keys and values of earlier tokens, one pair a block; extended in place. None when training.
+
+        Raises:
+            UserError: more tokens than the context holds.
+        """
+        past = cache[0][0].shape[2] if cache else 0
+        T = tokens_BT.shape[1]
+        if past + T > self.config.context:
+            raise UserError(f"{past + T} tokens do not fit the context of {self.config.context}")
+        place = torch.arange(past, past + T, device=tokens_BT.device)
+        x = self.embed(tokens_BT)
+        if self.positions is not None:
+            x = x + self.positions(place)
+        if self.config.stream == "compute" and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        rope = None if self.config.positions == "learned" else rope_table(place, self.config.d_head, self.config.rope_base)
+        h = self.entry(x)
+        for index, block in enumerate(self.blocks):
+            h = block(h, rope, cache, index)
+        h = self.exit(h)
+        logits = F.linear(h, (self.embed if self.head is None else self.head).weight)
+        return soft_cap(logits, self.config.head_softcap)
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean cross-entropy in nats a token, fp32."""
+        return F.cross_entropy(self(tokens_BT).float().flatten(0, 1), targets_BT.flatten())
+
+
+class Block(nn.Module):
+    """Attention and MLP, each joining the stream through its own residual."""
+
+    def __init__(self, c: TransformerConfig, index: int):
+        super().__init__()
+        place = dict(depth=2 * c.layers, norm=c.norm, eps=c.norm_eps, **c.residual_options)
+        self.join_attention = residual.make(c.residual, c.width, index=2 * index, **place)
+        self.attention = Attention(c)
+        self.join_mlp = residual.make(c.residual, c.width, index=2 * index + 1, **place)
+        self.mlp = MLP(c)
+
+    def forward(self, h: Tensor, rope: tuple[Tensor, Tensor] | None, cache: Cache | None, index: int) -> Tensor:
+        h = self.join_attention(h, lambda x: self.attention(x, rope, cache, index))
+        return self.join_mlp(h, self.mlp)
+
+
+class Attention(nn.Module):
+    """Causal self-attention, grouped-query when kv_heads < heads."""
+
+    def __init__(self, c: TransformerConfig):
+        super().__init__()
+        self.heads, self.kv_heads, self.d_head, self.softcap = c.heads, c.n_kv_heads, c.d_head, c.attention_softcap
+        self.widths = [c.heads * c.d_head, c.n_kv_heads * c.d_head, c.n_kv_heads * c.d_head]
+        self.fused = c.qkv == "fused"
+        if self.fused:
+            self.qkv = nn.Linear(c.width, sum(self.widths), bias=c.bias)
+        else:
+            self.query, self.key, self.value = (nn.Linear(c.width, width, bias=c.bias) for width in self.widths)
+        self.output = nn.Linear(c.heads * c.d_head, c.width, bias=c.bias)
+        self.query_norm, self.key_norm = (
+            (nn.RMSNorm(c.d_head, eps=c.norm_eps), nn.RMSNorm(c.d_head, eps=c.norm_eps))
+            if c.qk_norm
+            else (nn.Identity(), nn.Identity())
+        )
+        # A probe sets this to look at queries and keys; None costs nothing.
+        self.observer: Callable[[Tensor, Tensor], None] | None = None
+
+    def forward(
+        self, x_BTD: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None, index: int = 0
+    ) -> Tensor:
+        B, T, _ = x_BTD.shape
+        if self.fused:
+            q, k, v = self.qkv(x_BTD).split(self.widths, dim=-1)
+        else:
+            q, k, v = self.query(x_BTD), self.key(x_BTD), self.value(x_BTD)
+        q_BHTC, k_BKTC, v_BKTC = (x.view(B, T, -1, self.d_head).transpose(1, 2) for x in (q, k, v))
+        q_BHTC, k_BKTC = self.query_norm(q_BHTC), self.key_norm(k_BKTC)
+        if rope is not None:
+            q_BHTC, k_BKTC = rotate(q_BHTC, rope), rotate(k_BKTC, rope)
+        if cache is not None:
+            if len(cache) > index:
+                k_BKTC = torch.cat((cache[index][0], k_BKTC), dim=2)
+                v_BKTC = torch.cat((cache[index][1], v_BKTC), dim=2)
+                cache[index] = (k_BKTC, v_BKTC)
+            else:
+                cache.append((k_BKTC, v_BKTC))
+        if self.observer is not None:
+            self.observer(q_BHTC, k_BKTC)
+        y_BHTC = self.attend(q_BHTC, k_BKTC, v_BKTC)
+        return self.output(y_BHTC.transpose(1, 2).reshape(B, T, -1))
+
+    def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
+        T, S = q_BHTC.shape[2], k_BKSC.shape[2]
+        if self.softcap is not None:
+            weights = self.logits(q_BHTC, k_BKSC).softmax(dim=-1).to(v_BKSC.dtype)
+            return weights @ v_BKSC.repeat_interleave(self.heads // self.kv_heads, dim=1)
+        mask = None if S == T else causal_mask(T, S, q_BHTC.device)
+        return F.scaled_dot_product_attention(
+            q_BHTC, k_BKSC, v_BKSC, attn_mask=mask, is_causal=mask is None, enable_gqa=self.kv_heads != self.heads
+        )
+
+    def logits(self, q_BHTC: Tensor, k_BKSC: Tensor) -> Tensor:
+        """Attention logits (B, H, T, S) in fp32, -inf where a token would see the future."""
+        k_BHSC = k_BKSC.repeat_interleave(self.heads // self.kv_heads, dim=1)
+        logits = (q_BHTC.float() @ k_BHSC.float().transpose(-1, -2)) * self.d_head**-0.5
+        mask = causal_mask(q_BHTC.shape[2], k_BKSC.shape[2], q_BHTC.device)
+        return soft_cap(logits, self.softcap).masked_fill(~mask, float("-inf"))
+
+
+class MLP(nn.Module):
+    """GELU: down(gelu(up(x))); SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, c: TransformerConfig):
+        super().__init__()
+        self.gate = nn.Linear(c.width, c.d_mlp, bias=c.bias) if c.mlp == "swiglu" else None
+        self.up = nn.Linear(c.width, c.d_mlp, bias=c.bias)
+        self.down = nn.Linear(c.d_mlp, c.width, bias=c.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def rope_table(place_T: Tensor, d_head: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin, each (T, C), of the rotary embedding (arXiv 2104.09864), rotate-half layout, fp32.
+
+    Computed anew for each call: a table of a few thousand numbers is cheaper than a buffer a loader must refill.
+    """
+    rate = base ** (-torch.arange(0, d_head, 2, device=place_T.device, dtype=torch.float32) / d_head)
+    angle = torch.outer(place_T.float(), rate).repeat(1, 2)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x_BHTC: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = rope
+    left, right = x_BHTC.chunk(2, dim=-1)
+    return (x_BHTC * cos + torch.cat((-right, left), dim=-1) * sin).to(x_BHTC.dtype)
+
+
+def causal_mask(T: int, S: int, device: torch.device) -> Tensor:
+    """True where the last T of S tokens may look: at themselves and before."""
+    return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+
+
+def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _init_linear(linear: nn.Linear, role: str, c: TransformerConfig, scale: Callable[[str], float]) -> None:
+    """A fused qkv takes the factors of its three parts, drawn row block by row block."""
+    kv = c.n_kv_heads * c.d_head
+    parts = {"query": c.heads * c.d_head, "key": kv, "value": kv} if role == "qkv" else {role: linear.out_features}
+    row = 0
+    for part, rows in parts.items():
+        nn.init.normal_(linear.weight[row : row + rows], std=c.init_std * scale(part))
+        row += rows
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
