@@ -110,10 +110,15 @@ def step(
     return _Step.apply(h, f, alpha, p, radius, cap)
 
 
+def widen(x: Tensor) -> Tensor:
+    """`x` in fp32, or as it is when that is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def project(x: Tensor, radius: float) -> Tensor:
     """The nearest point of the sphere: radius * x / |x|, (..., D), in the dtype of `x`; a zero row stays zero
     and sends no gradient. The norm is taken in fp32 or better, with no epsilon to change the radius."""
-    x_w = x.to(torch.promote_types(x.dtype, torch.float32))
+    x_w = widen(x)
     n = _dot(x_w, x_w)
     alive = n > 0
     # The inner `where` keeps 1/sqrt(0) out of the gradient, the outer one keeps a zero row at zero.

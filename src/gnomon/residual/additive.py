@@ -59,7 +59,7 @@ class Sandwich(Residual):
         self.after = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
-        return h + self.after(branch(self.before(h)))
+        return h + self.after(branch(self.before(h)).to(h.dtype))
 
     def exit(self) -> nn.Module:
         return self.norm()
@@ -77,7 +77,7 @@ class PeriNorm(Residual):
         self.after = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
-        return h + self.after(branch(self.before(h)))
+        return h + self.after(branch(self.before(h)).to(h.dtype))
 
     def entry(self) -> nn.Module:
         return self.norm()

@@ -77,8 +77,8 @@ class SphereResidual(Residual):
         nn.init.constant_(self.a, math.log(math.expm1(self.start)))
 
     def step_size(self) -> Tensor:
-        """alpha, fp32, shape (1,)."""
-        return self.decay * F.softplus(self.a.float())
+        """alpha, shape (1,), fp32 or wider."""
+        return self.decay * F.softplus(sphere.widen(self.a))
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return sphere.step(h, branch(h), self.step_size(), p=self.p, radius=self.radius, cap=self.cap)
@@ -147,14 +147,15 @@ class GeoNorm(Residual):
         return sphere.step(h, f, self.decay, p=sphere.INF, radius=self.radius or None, cap=cap)
 
     def _listing(self, h: Tensor, f: Tensor) -> Tensor:
-        v = sphere.tangent(h, f)
-        v_norm = v.float().norm(dim=-1, keepdim=True)
-        h_norm = h.float().norm(dim=-1, keepdim=True)
+        h_w = sphere.widen(h)
+        v = sphere.tangent(h_w, f)
+        v_norm = v.norm(dim=-1, keepdim=True)
+        h_norm = h_w.norm(dim=-1, keepdim=True)
         theta = (v_norm / h_norm.clamp_min(1e-12)).clamp_max(math.pi / 4)
         if self.decays:
             theta = (self.scale * theta + self.bias) * self.decay
         unit = v / v_norm.clamp_min(1e-12)
-        return (torch.cos(theta) * h + torch.sin(theta) * h_norm * unit).to(h.dtype)
+        return (torch.cos(theta) * h_w + torch.sin(theta) * h_norm * unit).to(h.dtype)
 
     def entry(self) -> nn.Module:
         return ScaleNorm(self.radius) if self.radius else nn.Identity()
@@ -198,12 +199,13 @@ class NGPTStep(Residual):
         nn.init.constant_(self.a, self.scale)
 
     def step_size(self) -> Tensor:
-        """a, fp32, shape (1,) or (D,)."""
-        return self.a.float().abs() * (self.start / self.scale)
+        """a, shape (1,) or (D,), fp32 or wider."""
+        return sphere.widen(self.a).abs() * (self.start / self.scale)
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
-        f = sphere.project(branch(h), self.radius)
-        return sphere.project(torch.lerp(h.float(), f.float(), self.step_size()), self.radius).to(h.dtype)
+        a = self.step_size()
+        h_w, f_w = h.to(a.dtype), sphere.project(branch(h).to(a.dtype), self.radius)
+        return sphere.project(torch.lerp(h_w, f_w, a), self.radius).to(h.dtype)
 
     def entry(self) -> nn.Module:
         return ScaleNorm(self.radius)

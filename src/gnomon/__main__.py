@@ -1,0 +1,7 @@
+"""`python -m gnomon` is `gnomon`."""
+
+import sys
+
+from gnomon.cli import main
+
+sys.exit(main())

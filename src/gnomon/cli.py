@@ -1,0 +1,201 @@
+"""The command line: parses, calls, prints; nothing else.
+
+Exit 0: done. Exit 2: something the user can mend, told in one message. Exit 130: interrupted. Anything else is our bug.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from gnomon.errors import UserError
+
+# Imports of torch stay inside the commands, so that help is instant.
+
+
+def train(
+    preset: Positional[str] = "tiny",
+    /,
+    config: Path | None = None,
+    out: Path | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    lr: float | None = None,
+    residual: str | None = None,
+    p: float | None = None,
+    data: str | None = None,
+    device: str | None = None,
+    set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE")] = (),
+) -> None:
+    """Train a model, or continue a run that was stopped.
+
+    Args:
+        preset: tiny, gpt2-small, gpt2-medium, gpt2-large or llama-34m.
+        config: a recipe.json to start from instead of a preset.
+        out: run folder; runs/PRESET-RESIDUAL-seedN by default.
+        steps: optimizer steps.
+        seed: of the init and the order of batches.
+        lr: peak learning rate.
+        residual: how sublayers join the stream; see `gnomon residuals`.
+        p: retraction of the sphere residual; 1 projection, 2 Cayley, inf exponential map.
+        data: "jargon", a token file, a folder of shards or a .txt file.
+        device: auto, cpu, cuda or mps.
+        set: any other setting of the recipe, e.g. --set model.width=256 optim.clip=null.
+    """
+    from gnomon.files import read_json
+    from gnomon.train import from_dict, replace
+    from gnomon.train import preset as get_preset
+
+    recipe = from_dict(read_json(config)) if config else get_preset(preset, residual or "pre-norm")
+    flags = {
+        "steps": steps,
+        "seed": seed,
+        "optim.lr": lr,
+        "model.residual": residual,
+        "model.residual_options.p": p,
+        "data.train": data,
+        "compute.device": device,
+    }
+    changes: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    for pair in set:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f"--set takes KEY=VALUE, got {pair!r}")
+        changes[key] = value
+    recipe = replace(recipe, changes)
+    folder = out or Path("runs") / f"{recipe.name}-{recipe.model.residual}-seed{recipe.seed}"
+
+    from gnomon.train import train as run
+
+    print(f"{recipe.name}: {recipe.model.residual}, lr {recipe.optim.lr:g}, {recipe.steps} steps -> {folder}")
+    record = run(recipe, folder)
+    if record["stopped"]:
+        print(f"stopped after step {record['step']}, saved; the same command continues")
+        raise KeyboardInterrupt
+    from gnomon import report
+
+    print(f"wrote {report.run_report([folder], folder / 'report.html')}")
+
+
+def compare(runs: Positional[tuple[Path, ...]], /, out: Path = Path("runs/report.html")) -> None:
+    """Put runs side by side: a table here and curves in one HTML file.
+
+    Args:
+        runs: run folders.
+        out: where to write the report.
+    """
+    from gnomon import report
+
+    report.show(report.table([report.summary(run) for run in runs]))
+    print(f"wrote {report.run_report(list(runs), out)}")
+
+
+def generate(
+    run: Positional[Path],
+    /,
+    prompt: str = "\n",
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+    device: str = "auto",
+) -> None:
+    """Continue a prompt with a trained model.
+
+    Args:
+        run: run folder or checkpoint folder.
+        prompt: text to continue.
+        tokens: how many tokens to add.
+        temperature: 0 takes the likeliest token every time.
+        top_k: draw from this many likeliest tokens; 0 for all.
+        seed: of the draws.
+        device: auto, cpu, cuda or mps.
+    """
+    from gnomon import evaluate
+
+    model, tokenizer, _ = evaluate.load(run, device=device)
+    for piece in evaluate.generate(model, tokenizer, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed):
+        print(piece, end="", flush=True)
+    print()
+
+
+def eval(run: Positional[Path], /, data: str | None = None, tokens: int = 1 << 20, device: str = "auto") -> None:
+    """Perplexity of a trained model.
+
+    Args:
+        run: run folder or checkpoint folder.
+        data: token file, folder of shards or .txt file; None for the run's own validation slice.
+        tokens: how many tokens at most.
+        device: auto, cpu, cuda or mps.
+    """
+    from gnomon import evaluate, report
+
+    report.show(report.table([evaluate.perplexity(run, data, tokens=tokens, device=device)]))
+
+
+def data(
+    source: Positional[tuple[str, ...]],
+    out: Annotated[Path, arg(aliases=["-o"])],
+    tokenizer: str = "gpt2",
+    text_field: str = "text",
+    shard_tokens: int = 100_000_000,
+    val_tokens: int = 1_000_000,
+    limit: int | None = None,
+) -> None:
+    """Turn text into token files.
+
+    Args:
+        source: .txt, .jsonl or .parquet files (also .gz), folders, or openwebtext, fineweb-edu, wikitext-103.
+        out: folder for val_000000.bin, train_000001.bin …
+        tokenizer: gpt2, byte, or a tokenizer.json.
+        text_field: name of the text in .jsonl and .parquet files.
+        shard_tokens: tokens a file.
+        val_tokens: tokens of the validation file.
+        limit: stop after this many tokens.
+    """
+    raise NotImplementedError
+
+
+def residuals() -> None:
+    """List the ways a sublayer can join the residual stream."""
+    from gnomon import report, residual
+
+    report.show(report.table([{"name": name, "what it does": line} for name, line in residual.names().items()]))
+
+
+def doctor() -> None:
+    """Tell what this machine offers and which fallbacks will be taken, with the reason."""
+    from gnomon import doctor, report
+
+    report.show(report.table(doctor.findings()))
+
+
+COMMANDS = {
+    "train": train,
+    "compare": compare,
+    "generate": generate,
+    "eval": eval,
+    "data": data,
+    "residuals": residuals,
+    "doctor": doctor,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="gnomon", description=__doc__, args=argv)
+    except UserError as error:
+        print(f"gnomon: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

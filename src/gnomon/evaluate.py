@@ -1,0 +1,157 @@
+"""What a trained model can do: perplexity on any text, and continuing a prompt.
+
+Legend: B batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon import data
+from gnomon.errors import UserError
+from gnomon.models.transformer import Cache, Transformer
+from gnomon.train import checkpoint
+from gnomon.train.folder import load_recipe
+from gnomon.train.loop import choose_device, open_data, to_device
+from gnomon.train.recipe import ComputeConfig, Recipe
+
+
+def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Recipe]:
+    """Model, tokenizer and recipe of a run folder (its newest checkpoint) or of one of its checkpoints.
+
+    Raises:
+        UserError: there is no checkpoint, or it is damaged.
+    """
+    path = Path(path)
+    if (path / "model.safetensors").exists():
+        folder = path.resolve().parent.parent
+    else:
+        folder, checkpoints = path, checkpoint.list_checkpoints(path)
+        if not checkpoints:
+            raise UserError(f"{path} holds no checkpoint; give a run folder written by `gnomon train`, or a checkpoint in it")
+        path = checkpoints[-1]
+    recipe = load_recipe(folder)
+    model = Transformer(checkpoint.load_config(path))
+    checkpoint.load_weights(model, path)
+    model.to(choose_device(ComputeConfig(device=device))).eval()
+    return model, data.tokenizer(recipe.data.tokenizer), recipe
+
+
+@torch.no_grad()
+def generate(
+    model: Transformer,
+    tokenizer: Any,
+    prompt: str,
+    tokens: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Yield the prompt, then pieces of text as they are drawn; the pieces joined are the continuation.
+
+    When the context is full, the older half is dropped and the rest read again.
+
+    Args:
+        temperature: 0 takes the likeliest token every time.
+        top_k: draw from this many likeliest tokens; 0 for all.
+
+    Raises:
+        UserError: the prompt is empty, or an option is out of range.
+    """
+    if temperature < 0 or top_k < 0 or tokens < 0:
+        raise UserError("temperature, top_k and tokens must not be negative")
+    ids = [int(i) for i in tokenizer.encode(prompt)]
+    if not ids:
+        raise UserError("the prompt is empty; give at least one character, e.g. --prompt 'The'")
+    device = model.embed.weight.device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    context, cache, fresh = model.config.context, [], ids[-model.config.context :]
+    yield prompt
+    text = _IncrementalText(tokenizer)
+    for _ in range(tokens):
+        if cache and cache[0][0].shape[2] + len(fresh) > context:
+            cache, fresh = [], ids[-(context // 2) :]
+        ids.append(_draw(_next_logits(model, fresh, cache, device), temperature, top_k, generator))
+        fresh = ids[-1:]
+        if ids[-1] == tokenizer.end_of_text:
+            break
+        yield text.add(ids[-1])
+
+
+def _next_logits(model: Transformer, fresh: list[int], cache: Cache, device: torch.device) -> Tensor:
+    return model(torch.tensor([fresh], device=device), cache)[0, -1].float()
+
+
+def _draw(logits_V: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits_V.argmax())
+    if top_k:
+        floor = logits_V.topk(min(top_k, len(logits_V))).values[-1]
+        logits_V = logits_V.masked_fill(logits_V < floor, float("-inf"))
+    return int(torch.multinomial((logits_V / temperature).softmax(-1), 1, generator=generator))
+
+
+class _IncrementalText:
+    """Text of one token after another. A token may end inside a UTF-8 character, which then waits for its rest."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer, self.ids, self.shown = tokenizer, [], 0
+        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def add(self, token: int) -> str:
+        self.ids.append(token)
+        text = self.tokenizer.decode(self.ids)
+        # U+FFFD at the end is a character not yet complete.
+        whole = len(text) - (1 if text.endswith("\ufffd") and len(self.ids) < 4 else 0)
+        piece, self.shown = text[self.shown : whole], max(self.shown, whole)
+        if whole == len(text) and len(self.ids) > 64:
+            self.ids, self.shown = [], 0
+        return piece
+
+
+@torch.no_grad()
+def perplexity(path: str | Path, source: str | None = None, *, tokens: int = 1 << 20, device: str = "auto") -> dict[str, Any]:
+    """Loss of a trained model on text it may not have seen.
+
+    Args:
+        path: run folder or checkpoint.
+        source: token file, folder of shards or .txt file; None for the run's own validation data.
+        tokens: how many at most, in whole windows of the model's context from the start.
+
+    Returns:
+        model, data, tokens, `loss` (nats a token), `perplexity`, `bits_per_token`.
+
+    Raises:
+        UserError: the data do not fit the model's vocabulary.
+    """
+    model, _, recipe = load(path, device)
+    if source is None:
+        part = open_data(recipe)[1]
+    else:
+        part = data.open_tokens(source, tokenizer=recipe.data.tokenizer)
+        if part.vocab_size is not None and part.vocab_size > model.config.vocab_size:
+            raise UserError(
+                f"{source} has token ids up to {part.vocab_size - 1}, the model knows {model.config.vocab_size}; "
+                f"make it with the model's tokenizer, {recipe.data.tokenizer!r}"
+            )
+    T = model.config.context
+    x_BT, y_BT = to_device(data.slices(part, context=T, count=max(tokens // T, 1)), model.embed.weight.device)
+    batch = max(1, (1 << 14) // T)
+    total = sum(model.loss(x, y).item() * x.numel() for x, y in zip(x_BT.split(batch), y_BT.split(batch)))
+    loss = total / x_BT.numel()
+    return {
+        "model": str(path),
+        "data": source or f"{recipe.data.val or recipe.data.train} (validation)",
+        "tokens": x_BT.numel(),
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits_per_token": loss / math.log(2),
+    }

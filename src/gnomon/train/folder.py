@@ -1,0 +1,107 @@
+"""The run folder: `recipe.json`, `environment.json`, `metrics.jsonl`, `checkpoints/`, `report.html`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gnomon
+from gnomon.errors import UserError
+from gnomon.files import atomic, read_json, write_json
+from gnomon.train.recipe import Recipe, difference, from_dict, to_dict
+
+
+def open_run(folder: Path, recipe: Recipe) -> None:
+    """Create the folder with its recipe, or check that the one there is a run of the same recipe.
+
+    Raises:
+        UserError: the folder holds another recipe (the message lists what differs), or other files.
+    """
+    file = folder / "recipe.json"
+    if file.exists():
+        changes = difference(load_recipe(folder), recipe)
+        if changes:
+            raise UserError(
+                f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changes) + "\n"
+                "Give the same settings to continue it, or another --out for a new run."
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty and holds no recipe.json; give another --out")
+    write_json(file, to_dict(recipe))
+
+
+def load_recipe(folder: Path) -> Recipe:
+    """The recipe of a run folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    file = folder / "recipe.json"
+    if not file.exists():
+        raise UserError(f"{folder} is not a run folder: it has no recipe.json. Make one with `gnomon train --out {folder}`.")
+    return from_dict(read_json(file))
+
+
+def write_environment(folder: Path, **facts: Any) -> None:
+    """What the numbers were made with."""
+    write_json(
+        folder / "environment.json",
+        {
+            "gnomon": gnomon.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": " ".join(os.path.basename(a) if i == 0 else a for i, a in enumerate(sys.argv)),
+            **facts,
+        },
+    )
+
+
+class Metrics:
+    """Appends records to `metrics.jsonl`, one JSON object a line, flushed line by line.
+
+    Opening drops the records after `step` (made by a process killed after its last checkpoint), and a line cut short.
+    """
+
+    def __init__(self, folder: Path, step: int):
+        self.path = folder / "metrics.jsonl"
+        self.recent: list[dict[str, Any]] = []
+        if self.path.exists():
+            kept = [record for record in read_metrics(folder) if record["step"] <= step]
+            with atomic(self.path, "w") as file:
+                file.writelines(json.dumps(record) + "\n" for record in kept)
+            self.recent = kept[-50:]
+        self._file = open(self.path, "a", encoding="utf-8")
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+        self.recent = [*self.recent[-49:], record]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run; a last line cut short by a kill is left out."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise UserError(f"{folder / 'metrics.jsonl'}, line {number}, is not JSON ({error.msg}); remove that line") from error
+    return records

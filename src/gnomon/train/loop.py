@@ -1,0 +1,215 @@
+"""One run, from a recipe to a folder. Killed at any moment, the same call continues it bit for bit (on CPU).
+
+Legend: B batch, T context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon import data
+from gnomon.errors import UserError
+from gnomon.models.transformer import Transformer
+from gnomon.progress import Progress
+from gnomon.train import checkpoint, optimizer, postmortem, schedule
+from gnomon.train.folder import Metrics, open_run, write_environment
+from gnomon.train.probes import probe
+from gnomon.train.recipe import ComputeConfig, Recipe
+
+
+def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
+    """Run the recipe in `folder`, or continue the run that is there.
+
+    Returns:
+        The last metric record, with `stopped` true when a signal ended the run early (after saving).
+
+    Raises:
+        UserError: the folder holds another recipe, the data do not fit the model, or a loss is not finite.
+    """
+    folder = Path(folder)
+    device = choose_device(recipe.compute)
+    # Moments of dead inputs decay into denormals, which make CPU steps several times slower; worker threads inherit
+    # the setting from the thread that starts them, so it comes before any work.
+    torch.set_flush_denormal(True)
+    train_tokens, val_tokens = open_data(recipe)
+    open_run(folder, recipe)
+
+    torch.manual_seed(recipe.seed)
+    model = Transformer(recipe.model).to(device)
+    optim = optimizer.build(model, recipe.optim)
+    progress = checkpoint.resume(folder, model, optim) or {"step": 0, "tokens": 0, "seconds": 0.0}
+    write_environment(folder, device=str(device), parameters=sum(p.numel() for p in model.parameters()))
+    metrics = Metrics(folder, progress["step"])
+    loss_fn = torch.compile(model.loss) if recipe.compute.compile else model.loss
+    cast = autocast(recipe.compute, device)
+
+    watch, T = recipe.watch, recipe.model.context
+    micro = recipe.data.batch // recipe.data.accumulate
+    val = to_device(data.slices(val_tokens, context=T, count=max(watch.eval_tokens // T, 1)), device)
+    probe_tokens = val[0][: max(watch.probe_tokens // T, 1)]
+    record: dict[str, Any] = metrics.recent[-1] if metrics.recent else {}
+    started = time.monotonic() - progress["seconds"]
+    training, counted = 0.0, 0
+
+    with (
+        stop_signal() as stopped,
+        Progress("training", recipe.steps, "step", done=progress["step"]) as bar,
+        contextlib.closing(metrics),
+    ):
+        for step in range(progress["step"] + 1, recipe.steps + 1):
+            tick = time.monotonic()
+            x_BT, y_BT = to_device(
+                data.batch(train_tokens, seed=recipe.seed, step=step - 1, batch=recipe.data.batch, context=T), device
+            )
+            rate = schedule.ratio(recipe.schedule, step - 1, recipe.steps)
+            optimizer.set_rate(optim, rate)
+            optim.zero_grad(set_to_none=True)
+            loss = torch.zeros((), device=device)
+            for x, y in zip(x_BT.split(micro), y_BT.split(micro)):
+                with cast():
+                    part = loss_fn(x, y) / recipe.data.accumulate
+                part.backward()
+                loss += part.detach()
+            grad_norm = clip(model, recipe.optim.clip)
+            # One wait for the device a step: the price of never applying a bad update.
+            loss_now, norm_now = torch.stack((loss, grad_norm)).tolist()
+            if not math.isfinite(loss_now + norm_now):
+                recent = [*metrics.recent, {"step": step, "loss": loss_now, "grad_norm": norm_now}]
+                raise postmortem.stop(folder, step, model, (x_BT[:micro], y_BT[:micro]), recent)
+            optim.step()
+            counted += recipe.tokens_per_step
+            training += time.monotonic() - tick
+
+            last = step == recipe.steps
+            record = {
+                "step": step,
+                "loss": loss_now,
+                "lr": recipe.optim.lr * rate,
+                "grad_norm": norm_now,
+                "tokens": step * recipe.tokens_per_step,
+            }
+            if due(step, watch.eval_every) or last:
+                record["val_loss"] = evaluate(model, val, micro, cast)
+            if due(step, watch.probe_every) or last:
+                with cast():
+                    record |= probe(model, probe_tokens)
+            record["seconds"] = round(time.monotonic() - started, 3)
+            if due(step, watch.log_every) or "val_loss" in record or "angle" in record:
+                record["tokens_per_second"] = round(counted / training, 1)
+                metrics.write(record)
+                training, counted = 0.0, 0
+            if due(step, watch.save_every) or last or stopped():
+                progress = {"step": step, "tokens": record["tokens"], "seconds": record["seconds"]}
+                checkpoint.save(folder, model, optim, progress, watch.keep)
+            bar.advance(1, note=describe(record, metrics.recent))
+            if stopped():
+                return {**record, "stopped": not last}
+    return {**record, "stopped": False}
+
+
+def due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def describe(record: dict[str, Any], recent: list[dict[str, Any]]) -> str:
+    val = next((r["val_loss"] for r in reversed(recent) if "val_loss" in r), None)
+    speed = next((r["tokens_per_second"] for r in reversed(recent) if "tokens_per_second" in r), 0)
+    return f"loss {record['loss']:.3f}  val {'-' if val is None else format(val, '.3f')}  {speed:,.0f} tok/s"
+
+
+def open_data(recipe: Recipe) -> tuple[Any, Any]:
+    """Training and validation tokens of a recipe, checked against the model's vocabulary."""
+    tokens = data.open_tokens(recipe.data.train, tokenizer=recipe.data.tokenizer)
+    if recipe.data.val is None:
+        pair = data.split(tokens, recipe.data.val_fraction)
+    else:
+        pair = tokens, data.open_tokens(recipe.data.val, tokenizer=recipe.data.tokenizer)
+    for part in pair:
+        if part.vocab_size is not None and part.vocab_size > recipe.model.vocab_size:
+            raise UserError(
+                f"{part.name} has token ids up to {part.vocab_size - 1}, the model's vocab_size is {recipe.model.vocab_size}; "
+                f"set model.vocab_size={part.vocab_size} or larger"
+            )
+    return pair
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, val: tuple[Tensor, Tensor], micro: int, cast: Callable[[], Any]) -> float:
+    """Mean loss over the fixed validation windows, in nats a token."""
+    total = 0.0
+    for x, y in zip(val[0].split(micro), val[1].split(micro)):
+        with cast():
+            total += model.loss(x, y).item() * len(x)
+    return total / len(val[0])
+
+
+def clip(model: nn.Module, bound: float | None) -> Tensor:
+    """Scale gradients to a global norm of at most `bound`; returns the norm before."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if bound is not None:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), bound, norm)
+    return norm
+
+
+def to_device(pair: tuple[Any, Any], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two numpy arrays of token ids as tensors on the device."""
+    x, y = (torch.from_numpy(array).to(device, non_blocking=True) for array in pair)
+    return x, y
+
+
+def choose_device(compute: ComputeConfig) -> torch.device:
+    """The device of a recipe; "auto" takes cuda, then mps, then cpu.
+
+    Raises:
+        UserError: it was asked for and is not there.
+    """
+    if compute.device == "auto":
+        for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
+            if there:
+                return torch.device(name)
+        return torch.device("cpu")
+    try:
+        device = torch.device(compute.device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"device {compute.device!r} cannot be used here: {str(error).splitlines()[0]}. Try --device cpu.") from error
+    return device
+
+
+def autocast(compute: ComputeConfig, device: torch.device) -> Callable[[], Any]:
+    if compute.precision == "fp32":
+        return contextlib.nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+@contextlib.contextmanager
+def stop_signal() -> Iterator[Callable[[], bool]]:
+    """While open, the first SIGINT or SIGTERM asks the loop to save and end; a second one interrupts at once."""
+    seen: list[int] = []
+
+    def handle(number: int, _frame: Any) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+        print("\nstopping after this step; press again to stop now", file=sys.stderr)
+
+    old = {}
+    # Only the main thread may install handlers; elsewhere the caller's stay in force.
+    with contextlib.suppress(ValueError):
+        old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for s, handler in old.items():
+            signal.signal(s, handler)

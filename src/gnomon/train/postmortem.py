@@ -1,0 +1,94 @@
+"""When a loss or gradient is not finite: stop before the update and say which tensor went first, and why, likely."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon.errors import UserError
+from gnomon.files import write_json
+
+
+class NonFinite(UserError):
+    """Training stopped before an update that would have destroyed the weights."""
+
+
+def stop(folder: Path, step: int, model: nn.Module, batch: tuple[Tensor, Tensor], recent: list[dict[str, Any]]) -> NonFinite:
+    """Write `postmortem.json` and return the error to raise.
+
+    Args:
+        folder: the run folder.
+        step: the update that was not made, from 1.
+        model: with the gradients of that step.
+        batch: tokens and targets of the micro-batch to replay.
+        recent: the last metric records.
+    """
+    first = first_bad(model, batch)
+    cause = likely_cause(first, recent)
+    path = folder / "postmortem.json"
+    write_json(path, {"step": step, "first_bad": first, "likely_cause": cause, "recent": [_plain(r) for r in recent[-50:]]})
+    return NonFinite(
+        f"step {step}: not finite, first in {first}. Likely cause: {cause}. Stopped before the update; the weights of the "
+        f"last checkpoint are sound. Details: {path}"
+    )
+
+
+@torch.no_grad()
+def first_bad(model: nn.Module, batch: tuple[Tensor, Tensor]) -> str:
+    """The first tensor that is not finite: a weight, else a module's output in order of execution, else a gradient in
+    the order of the backward pass."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            return f"the weight {name!r}"
+    found: list[str] = []
+
+    def look(name: str):
+        def hook(_module, _inputs, output):
+            if isinstance(output, Tensor) and not output.isfinite().all():
+                found.append(name)
+
+        return hook
+
+    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    try:
+        loss = model.loss(*batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        return f"the output of {found[0]!r}"
+    if not loss.isfinite():
+        return "the loss"
+    # The backward pass runs from the head to the embedding.
+    for name, parameter in reversed(list(model.named_parameters())):
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return f"the gradient of {name!r}"
+    return "no tensor of the replayed batch (another micro-batch, or a sum that overflowed)"
+
+
+def likely_cause(first: str, recent: list[dict[str, Any]]) -> str:
+    """A sentence from what the metrics show; it says so when they show nothing."""
+    if first.startswith("the weight"):
+        return "the weights were damaged before this step: a bad checkpoint, or memory errors"
+    logits = [max(r["attention_logit_max"]) for r in recent if "attention_logit_max" in r]
+    if logits and logits[-1] > 100:
+        return (
+            f"attention logits reached {logits[-1]:.3g} (from {logits[0]:.3g}), so softmax saturated; lower the learning rate, "
+            "or set model.qk_norm or model.attention_softcap"
+        )
+    losses = [r["loss"] for r in recent if math.isfinite(r.get("loss", math.nan))]
+    if len(losses) > 5 and losses[-1] > min(losses) + 0.5:
+        return f"the loss had climbed from {min(losses):.3g} to {losses[-1]:.3g}: the learning rate is too high, or warm-up too short"
+    norms = [r["grad_norm"] for r in recent if math.isfinite(r.get("grad_norm", math.nan))]
+    if len(norms) > 5 and norms[-1] > 10 * sorted(norms)[len(norms) // 2]:
+        return f"the gradient norm jumped to {norms[-1]:.3g}, ten times its median: lower the learning rate or clip harder"
+    return "not visible in the metrics before it; look at the batch and at the precision"
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: such numbers are written as text."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

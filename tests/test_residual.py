@@ -1,0 +1,368 @@
+"""The contract every residual keeps, and each method against its equation in three lines of float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gnomon import residual
+from gnomon.errors import UserError
+from gnomon.models import Transformer, TransformerConfig
+
+D, DEPTH = 12, 8
+NAMES = list(residual.names())
+# Every name, and the options that take another path through the code.
+CASES = [(name, {}) for name in NAMES] + [
+    ("sphere", {"p": 4.0, "count": "block", "cap": 0.5, "gain": True}),
+    ("sphere", {"p": math.inf, "decay": "harmonic", "learn": False}),
+    ("geonorm", {"listing": True, "decay": "sqrt"}),
+    ("geonorm", {"radius": 0.0, "clamp": None}),
+    ("ngpt-step", {"per_channel": False}),
+    ("pre-norm", {"norm": "layer"}),
+]
+IDS = [name + ("" if not options else "-" + "-".join(map(str, options))) for name, options in CASES]
+every = pytest.mark.parametrize("name, options", CASES, ids=IDS)
+
+
+def build(name, options, index=3, dtype=torch.float64):
+    """A residual with its parameters moved off their round starting values."""
+    module = residual.make(name, D, index=index, depth=DEPTH, **options).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
+    return module
+
+
+def branch(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(2)
+    W = (torch.randn(D, D, generator=generator, dtype=torch.float64) / math.sqrt(D)).to(dtype)
+    return lambda x: torch.tanh(x @ W)
+
+
+def stream(*shape, dtype=torch.float64):
+    return torch.randn(*shape, D, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+
+
+@every
+def test_gradient(name, options):
+    module, F_ = build(name, options), branch()
+    h = stream(2, 3).requires_grad_()
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    assert torch.autograd.gradcheck(lambda h, *_: module(h, F_), (h, *parameters))
+
+
+@every
+def test_batch_dimensions(name, options):
+    module, F_, h = build(name, options), branch(), stream(2, 3, 4)
+    torch.testing.assert_close(module(h, F_).reshape(24, D), module(h.reshape(24, D), F_))
+    torch.testing.assert_close(module(h, F_)[1, 2, 3], module(h[1, 2, 3], F_))
+
+
+@every
+def test_tokens_do_not_see_each_other(name, options):
+    module, F_, h = build(name, options), branch(), stream(5)
+    changed = h.clone()
+    changed[3:] += 1
+    assert torch.equal(module(h, F_)[:3], module(changed, F_)[:3])
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zero_input_and_zero_branch_are_finite(name, options, dtype):
+    module = build(name, options, dtype=dtype)
+    h = stream(4, dtype=dtype)
+    h[0] = 0
+    h.requires_grad_()
+    for F_ in (branch(dtype), torch.zeros_like, lambda x: 3 * x):
+        module.zero_grad()
+        out = module(h, F_)
+        out.float().sum().backward()
+        assert out.dtype == dtype and out.isfinite().all() and h.grad.isfinite().all()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
+
+
+@every
+def test_bf16_follows_fp32(name, options):
+    wide, narrow = build(name, options, dtype=torch.float32), build(name, options, dtype=torch.bfloat16)
+    h = stream(64, dtype=torch.bfloat16)
+    expected = wide(h.float(), branch(torch.float32))
+    got = narrow(h, branch(torch.bfloat16)).float()
+    assert (got - expected).norm() / expected.norm() < 0.02
+
+
+@every
+def test_autocast_keeps_an_fp32_stream(name, options):
+    module, linear = build(name, options, dtype=torch.float32), nn.Linear(D, D)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(stream(4, dtype=torch.float32), linear).dtype == torch.float32
+
+
+@every
+def test_compiled_equals_eager(name, options):
+    torch._dynamo.reset()
+    module, linear = build(name, options, dtype=torch.float32), nn.Linear(D, D)
+    h = stream(6, dtype=torch.float32)
+
+    def run(f):
+        x = h.clone().requires_grad_()
+        out = f(x, linear)
+        out.square().sum().backward()
+        return out.detach(), x.grad
+
+    # aot_eager traces forward and backward whole but leaves code generation out, which the slow test below adds.
+    for a, b in zip(run(module), run(torch.compile(module, backend="aot_eager", fullgraph=True))):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@every
+def test_inductor_equals_eager_within_a_bf16_ulp(name, options):
+    torch._dynamo.reset()
+    module = build(name, options, dtype=torch.bfloat16)
+    h, linear = stream(64, dtype=torch.bfloat16), nn.Linear(D, D).bfloat16()
+    a, b = module(h, linear).float(), torch.compile(module, fullgraph=True)(h, linear).float()
+    assert ((a - b).abs() <= 2 ** torch.floor(torch.log2(a.abs().clamp_min(1e-6))) * 2**-7).all()
+
+
+@every
+def test_state_survives_save_and_load(name, options, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    module = build(name, options)
+    if not module.state_dict():
+        return
+    save_file(module.state_dict(), tmp_path / "m.safetensors")
+    fresh = residual.make(name, D, index=3, depth=DEPTH, **options).double()
+    fresh.load_state_dict(load_file(tmp_path / "m.safetensors"))
+    assert torch.equal(fresh(stream(4), branch()), module(stream(4), branch()))
+    assert not list(module.buffers())
+
+
+@every
+def test_deterministic_and_copyable(name, options):
+    module = build(name, options)
+    assert torch.equal(module(stream(4), branch()), copy.deepcopy(module)(stream(4), branch()))
+
+
+@every
+def test_no_parameter_without_a_dimension(name, options):
+    module = build(name, options)
+    for part in (module, module.entry(), module.exit()):
+        assert all(p.ndim >= 1 for p in part.parameters())
+
+
+@every
+def test_entry_and_exit_keep_shape_and_are_finite(name, options):
+    module = build(name, options)
+    for part in (module.entry().double(), module.exit().double()):
+        x = torch.cat((stream(3), torch.zeros(1, D, dtype=torch.float64))).requires_grad_()
+        y = part(x)
+        y.sum().backward()
+        assert y.shape == x.shape and y.isfinite().all() and x.grad.isfinite().all()
+
+
+ROTATING = [
+    ("sphere", {}), ("sphere", {"p": 4.0, "cap": 0.5}), ("proj-spheret", {}), ("cay-spheret", {}), ("geonorm", {}),
+    ("geonorm", {"listing": True}), ("ngpt-step", {"per_channel": False}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, options", ROTATING)
+def test_one_rotation_of_everything_rotates_the_result(name, options):
+    """residual(Qh, Q F Q^T) = Q residual(h, F): these methods know no preferred axes. A norm with gains does."""
+    module, F_, h = build(name, options), branch(), stream(5)
+    Q = torch.linalg.qr(torch.randn(D, D, generator=torch.Generator().manual_seed(4), dtype=torch.float64))[0]
+    turned = module(h @ Q.T, lambda x: F_(x @ Q) @ Q.T)
+    torch.testing.assert_close(turned, module(h, F_) @ Q.T)
+
+
+VANISHING = {
+    "sphere": {"start": 1e-12}, "proj-spheret": {"start": 1e-12}, "cay-spheret": {"start": 1e-12},
+    "geonorm": {"clamp": 1e-12}, "ngpt-step": {"start": 1e-12},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VANISHING)
+def test_no_step_is_the_identity(name):
+    module = residual.make(name, D, index=0, depth=DEPTH, **VANISHING[name]).double()
+    h = module.entry()(stream(5))
+    torch.testing.assert_close(module(h, branch()), h)
+
+
+@pytest.mark.parametrize("name", ["pre-norm", "peri-norm", "sandwich", "pre-dyt", "layernorm-scaling", "orthogonal"])
+def test_additive_methods_with_a_silent_branch_are_the_identity(name):
+    module, h = residual.make(name, D, index=0, depth=DEPTH).double(), stream(5)
+    assert torch.equal(module(h, torch.zeros_like), h)
+
+
+def rms(x):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def unit(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def tangent(h, f):
+    return f - (h * f).sum(-1, keepdim=True) / (h * h).sum(-1, keepdim=True) * h
+
+
+def turn(h, v):
+    """exp_h(v)"""
+    angle = v.norm(dim=-1, keepdim=True) / h.norm(dim=-1, keepdim=True)
+    return angle.cos() * h + angle.sin() * h.norm(dim=-1, keepdim=True) * unit(v)
+
+
+R = math.sqrt(D)
+# index 3 of 8 sublayers: sublayer 4, block 2 of 4.
+EQUATIONS = {
+    "pre-norm": lambda h, F: h + F(rms(h)),
+    "post-norm": lambda h, F: rms(h + F(h)),
+    "peri-norm": lambda h, F: h + rms(F(rms(h))),
+    "sandwich": lambda h, F: h + rms(F(rms(h))),
+    "pre-dyt": lambda h, F: h + F(torch.tanh(0.2 * h)),
+    "keel": lambda h, F: rms(8 * h + F(rms(h))),
+    "deepnorm": lambda h, F: rms(8**0.25 * h + F(h)),
+    "layernorm-scaling": lambda h, F: h + F(rms(h) / math.sqrt(2)),
+    "orthogonal": lambda h, F: h + tangent(h, F(rms(h))),
+    "ngpt-step": lambda h, F: R * unit(h + 0.05 * (R * unit(F(h)) - h)),
+    "geonorm": lambda h, F: turn(h, tangent(h, F(h)) / 2),
+    "sphere": lambda h, F: R * unit(h + tangent(h, F(h)) / 2),
+    "proj-spheret": lambda h, F: R * unit(h + tangent(h, F(h)) / 2),
+    "cay-spheret": lambda h, F: cayley(h, tangent(h, F(h)) / 2),
+}
+
+
+def cayley(h, u):
+    rho = (h * h).sum(-1)[..., None, None]
+    W = (u[..., :, None] * h[..., None, :] - h[..., :, None] * u[..., None, :]) / rho
+    eye = torch.eye(D, dtype=h.dtype)
+    return torch.linalg.solve(eye - W / 2, ((eye + W / 2) @ h[..., None])).squeeze(-1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_its_equation(name):
+    module = residual.make(name, D, index=3, depth=DEPTH).double()
+    h = R * unit(stream(6))
+
+    def small(x):
+        # Short enough that GeoNorm's clamp at pi/4 does not bind.
+        return 0.3 * branch()(x)
+
+    torch.testing.assert_close(module(h, small), EQUATIONS[name](h, small), rtol=1e-6, atol=1e-6)
+
+
+def test_geonorm_clamp_is_on_the_angle_before_the_decay():
+    module = residual.make("geonorm", D, index=3, depth=DEPTH).double()
+    h = R * unit(stream(6))
+    out = module(h, lambda x: 100 * branch()(x))
+    cos = (h * out).sum(-1) / D
+    torch.testing.assert_close(cos, torch.full_like(cos, math.cos(math.pi / 4 / 2)))
+
+
+def test_geonorm_listing_defects():
+    """The printed code's "harmonic" does not decay; its "sqrt" does; a bias breaks the norm where the branch is silent."""
+
+    def far(x):
+        return 100 * branch()(x)
+
+    def angle_at(index, **options):
+        module = residual.make("geonorm", D, index=index, depth=24, listing=True, **options).double()
+        h = R * unit(stream(6))
+        return torch.acos(((h * module(h, far)).sum(-1) / D).clamp(-1, 1)).mean().item()
+
+    assert angle_at(22, decay="harmonic") == pytest.approx(math.pi / 4)
+    assert angle_at(22, decay="sqrt") == pytest.approx(math.pi / 4 / math.sqrt(12))
+    paper = residual.make("geonorm", D, index=22, depth=24).double()
+    h = R * unit(stream(6))
+    assert torch.acos(((h * paper(h, far)).sum(-1) / D)).mean().item() == pytest.approx(math.pi / 4 / 12)
+    broken = residual.make("geonorm", D, index=0, depth=24, listing=True, decay="sqrt").double()
+    nn.init.constant_(broken.bias, 0.2)
+    shrunk = broken(h, torch.zeros_like).norm(dim=-1) / h.norm(dim=-1)
+    torch.testing.assert_close(shrunk, torch.full_like(shrunk, math.cos(0.2)))
+
+
+def test_step_sizes_decay_by_sublayer_or_block():
+    def alphas(**options):
+        return [residual.make("sphere", D, index=i, depth=8, **options).step_size().item() for i in range(8)]
+
+    assert alphas() == pytest.approx([1 / math.sqrt(l) for l in range(1, 9)])
+    assert alphas(count="block") == pytest.approx([1 / math.sqrt(l) for l in (1, 1, 2, 2, 3, 3, 4, 4)])
+    assert alphas(decay="harmonic", start=0.3) == pytest.approx([0.3 / l for l in range(1, 9)])
+    assert alphas(decay="linear")[-1] == pytest.approx(1 / 8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_model_is_causal_to_the_bit(name):
+    """Changing later tokens leaves earlier logits bit-equal; "orthogonal" modes elsewhere leaked through a mean."""
+    config = TransformerConfig(
+        vocab_size=31, context=16, layers=3, heads=2, width=16, norm="rms", positions="rope", residual=name, init_std=0.2
+    )
+    torch.manual_seed(0)
+    model = Transformer(config)
+    tokens = torch.randint(31, (2, 16), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 10:] = (changed[:, 10:] + 7) % 31
+    a, b = model(tokens), model(changed)
+    assert torch.equal(a[:, :10], b[:, :10])
+    assert not torch.equal(a[:, 10:], b[:, 10:])
+
+
+def test_init_scales_as_published():
+    scales = {name: residual.make(name, D, index=0, depth=24) for name in NAMES}
+    assert scales["pre-norm"].init_scale("output") == pytest.approx(24**-0.5)
+    assert scales["pre-norm"].init_scale("query") == 1
+    assert scales["deepnorm"].init_scale("value") == pytest.approx((8 * 12) ** -0.25)
+    assert scales["deepnorm"].init_scale("query") == 1
+    assert scales["layernorm-scaling"].init_scale("down") == 1
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: residual.make("spere", D, index=0, depth=4), "sphere"),
+        (lambda: residual.make("sphere", D, index=0, depth=4, cuont="block"), "count"),
+        (lambda: residual.make("sphere", D, index=4, depth=4), "depth counts sublayers"),
+        (lambda: residual.make("sphere", D, index=0, depth=4, decay="sqr"), "sqrt"),
+        (lambda: residual.make("sphere", D, index=0, depth=4, start=0.0), "positive"),
+        (lambda: residual.make("proj-spheret", D, index=0, depth=4, p=3.0), "no option 'p'"),
+        (lambda: residual.make("pre-norm", D, index=0, depth=4, norm="layr"), "layer"),
+    ],
+)
+def test_wrong_use_is_told(call, words):
+    with pytest.raises(UserError, match=words):
+        call()
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shards_and_the_small_gradients_stay_right(name, one_rank):
+    """fully_shard refuses 0-dim parameters, and once lost the gradients of shape (1,) ones."""
+    from torch.distributed.fsdp import fully_shard
+
+    config = TransformerConfig(vocab_size=31, context=8, layers=2, heads=2, width=8, norm="rms", residual=name)
+    torch.manual_seed(0)
+    plain = Transformer(config)
+    sharded = copy.deepcopy(plain)
+    for block in sharded.blocks:
+        fully_shard(block)
+    fully_shard(sharded)
+    tokens = torch.randint(31, (2, 8), generator=torch.Generator().manual_seed(0))
+    plain.loss(tokens, tokens).backward()
+    F.cross_entropy(sharded(tokens).flatten(0, 1), tokens.flatten()).backward()
+    for (key, a), (_, b) in zip(plain.named_parameters(), sharded.named_parameters()):
+        torch.testing.assert_close(b.grad.full_tensor(), a.grad, msg=key)
