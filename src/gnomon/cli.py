@@ -139,25 +139,36 @@ def eval(run: Positional[Path], /, data: str | None = None, tokens: int = 1 << 2
 
 def data(
     source: Positional[tuple[str, ...]],
+    /,
     out: Annotated[Path, arg(aliases=["-o"])],
     tokenizer: str = "gpt2",
-    text_field: str = "text",
+    field: str = "text",
+    val_fraction: float = 0.01,
     shard_tokens: int = 100_000_000,
-    val_tokens: int = 1_000_000,
     limit: int | None = None,
 ) -> None:
-    """Turn text into token files.
+    """Turn text into token files; the same command continues after an interruption.
 
     Args:
         source: .txt, .jsonl or .parquet files (also .gz), folders, or openwebtext, fineweb-edu, wikitext-103.
         out: folder for val_000000.bin, train_000001.bin …
         tokenizer: gpt2, byte, or a tokenizer.json.
-        text_field: name of the text in .jsonl and .parquet files.
+        field: name of the text in .jsonl and .parquet files.
+        val_fraction: share of the documents held out for validation.
         shard_tokens: tokens a file.
-        val_tokens: tokens of the validation file.
         limit: stop after this many tokens.
     """
-    raise NotImplementedError
+    from gnomon.data import prepare
+
+    prepare(
+        source[0] if len(source) == 1 else source,
+        out,
+        tokenizer=tokenizer,
+        field=field,
+        val_fraction=val_fraction,
+        shard_tokens=shard_tokens,
+        limit=limit,
+    )
 
 
 def residuals() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -71,6 +72,8 @@ def write_environment(folder: Path, **facts: Any) -> None:
 class Metrics:
     """Appends records to `metrics.jsonl`, one JSON object a line, flushed line by line.
 
+    JSON has no NaN: a number that is not finite (a validation loss that overflowed) becomes null.
+
     Opening drops the records after `step` (made by a process killed after its last checkpoint), and a line cut short.
     """
 
@@ -85,12 +88,20 @@ class Metrics:
         self._file = open(self.path, "a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
         self._file.flush()
         self.recent = [*self.recent[-49:], record]
 
     def close(self) -> None:
         self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -80,12 +80,14 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
                     part = loss_fn(x, y) / recipe.data.accumulate
                 part.backward()
                 loss += part.detach()
-            grad_norm = clip(model, recipe.optim.clip)
+            grad_norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
             # One wait for the device a step: the price of never applying a bad update.
             loss_now, norm_now = torch.stack((loss, grad_norm)).tolist()
             if not math.isfinite(loss_now + norm_now):
                 recent = [*metrics.recent, {"step": step, "loss": loss_now, "grad_norm": norm_now}]
                 raise postmortem.stop(folder, step, model, (x_BT[:micro], y_BT[:micro]), recent)
+            if recipe.optim.clip is not None:
+                torch.nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optim.clip, grad_norm)
             optim.step()
             counted += recipe.tokens_per_step
             training += time.monotonic() - tick
@@ -129,11 +131,11 @@ def describe(record: dict[str, Any], recent: list[dict[str, Any]]) -> str:
 
 def open_data(recipe: Recipe) -> tuple[Any, Any]:
     """Training and validation tokens of a recipe, checked against the model's vocabulary."""
-    tokens = data.open_tokens(recipe.data.train, tokenizer=recipe.data.tokenizer)
-    if recipe.data.val is None:
-        pair = data.split(tokens, recipe.data.val_fraction)
+    source = recipe.data
+    if source.val is None:
+        pair = data.train_val(source.train, fraction=source.val_fraction, tokenizer=source.tokenizer)
     else:
-        pair = tokens, data.open_tokens(recipe.data.val, tokenizer=recipe.data.tokenizer)
+        pair = tuple(data.open_tokens(part, tokenizer=source.tokenizer) for part in (source.train, source.val))
     for part in pair:
         if part.vocab_size is not None and part.vocab_size > recipe.model.vocab_size:
             raise UserError(
@@ -151,15 +153,6 @@ def evaluate(model: nn.Module, val: tuple[Tensor, Tensor], micro: int, cast: Cal
         with cast():
             total += model.loss(x, y).item() * len(x)
     return total / len(val[0])
-
-
-def clip(model: nn.Module, bound: float | None) -> Tensor:
-    """Scale gradients to a global norm of at most `bound`; returns the norm before."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    if bound is not None:
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), bound, norm)
-    return norm
 
 
 def to_device(pair: tuple[Any, Any], device: torch.device) -> tuple[Tensor, Tensor]:

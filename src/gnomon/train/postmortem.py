@@ -30,7 +30,7 @@ def stop(folder: Path, step: int, model: nn.Module, batch: tuple[Tensor, Tensor]
     first = first_bad(model, batch)
     cause = likely_cause(first, recent)
     path = folder / "postmortem.json"
-    write_json(path, {"step": step, "first_bad": first, "likely_cause": cause, "recent": [_plain(r) for r in recent[-50:]]})
+    write_json(path, {"step": step, "first_bad": first, "likely_cause": cause, "recent": _plain(recent[-50:])})
     return NonFinite(
         f"step {step}: not finite, first in {first}. Likely cause: {cause}. Stopped before the update; the weights of the "
         f"last checkpoint are sound. Details: {path}"
@@ -74,7 +74,7 @@ def likely_cause(first: str, recent: list[dict[str, Any]]) -> str:
     """A sentence from what the metrics show; it says so when they show nothing."""
     if first.startswith("the weight"):
         return "the weights were damaged before this step: a bad checkpoint, or memory errors"
-    logits = [max(r["attention_logit_max"]) for r in recent if "attention_logit_max" in r]
+    logits = [max(r["attention_logit_max"]) for r in recent if all_finite(r.get("attention_logit_max"))]
     if logits and logits[-1] > 100:
         return (
             f"attention logits reached {logits[-1]:.3g} (from {logits[0]:.3g}), so softmax saturated; lower the learning rate, "
@@ -89,6 +89,14 @@ def likely_cause(first: str, recent: list[dict[str, Any]]) -> str:
     return "not visible in the metrics before it; look at the batch and at the precision"
 
 
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: such numbers are written as text."""
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+def all_finite(values: list[float] | None) -> bool:
+    return bool(values) and all(math.isfinite(v) for v in values)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: such numbers are written as text, since here they are the point."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -35,7 +35,7 @@ def _gpt2(size: str, lr: float, residual: str) -> Recipe:
         name=f"gpt2-{size}",
         steps=50_000,
         model=models.gpt2(size, residual=residual),
-        data=DataConfig(train="data/openwebtext", val="data/openwebtext/val_000000.bin", tokenizer="gpt2", batch=64),
+        data=DataConfig(train="data/openwebtext", tokenizer="gpt2", batch=64),
         optim=OptimConfig(lr=lr),
         schedule=ScheduleConfig(warmup=1000),
         compute=ComputeConfig(precision="bf16", compile=True),

@@ -24,7 +24,7 @@ class DataConfig:
 
     Args:
         train: "jargon" (the embedded corpus), a token file, a folder of shards, or a .txt file.
-        val: the same for validation; None takes the tail of `train`.
+        val: the same for validation; None takes a folder's own validation shards, else the tail of `train`.
         val_fraction: how much of `train` that tail is.
         tokenizer: "byte", "gpt2" or a tokenizer.json; used for text, checked against token files.
         batch: sequences a step, over all micro-batches and processes.
