@@ -5,7 +5,6 @@ Legend: B batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-import codecs
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +74,7 @@ def generate(
     generator = torch.Generator(device=device).manual_seed(seed)
     context, cache, fresh = model.config.context, [], ids[-model.config.context :]
     yield prompt
-    text = _IncrementalText(tokenizer)
+    text = _Unfinished(tokenizer)
     for _ in range(tokens):
         if cache and cache[0][0].shape[2] + len(fresh) > context:
             cache, fresh = [], ids[-(context // 2) :]
@@ -84,6 +83,7 @@ def generate(
         if ids[-1] == tokenizer.end_of_text:
             break
         yield text.add(ids[-1])
+    yield text.flush()
 
 
 def _next_logits(model: Transformer, fresh: list[int], cache: Cache, device: torch.device) -> Tensor:
@@ -99,22 +99,21 @@ def _draw(logits_V: Tensor, temperature: float, top_k: int, generator: torch.Gen
     return int(torch.multinomial((logits_V / temperature).softmax(-1), 1, generator=generator))
 
 
-class _IncrementalText:
-    """Text of one token after another. A token may end inside a UTF-8 character, which then waits for its rest."""
+class _Unfinished:
+    """Text of one token after another. A token may end inside a UTF-8 character, which then waits for the next ones."""
 
     def __init__(self, tokenizer: Any):
-        self.tokenizer, self.ids, self.shown = tokenizer, [], 0
-        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.tokenizer, self.ids = tokenizer, []
 
     def add(self, token: int) -> str:
         self.ids.append(token)
         text = self.tokenizer.decode(self.ids)
-        # U+FFFD at the end is a character not yet complete.
-        whole = len(text) - (1 if text.endswith("\ufffd") and len(self.ids) < 4 else 0)
-        piece, self.shown = text[self.shown : whole], max(self.shown, whole)
-        if whole == len(text) and len(self.ids) > 64:
-            self.ids, self.shown = [], 0
-        return piece
+        # A character has at most four bytes, so after that many tokens U+FFFD is no unfinished one.
+        return "" if text.endswith("\ufffd") and len(self.ids) < 4 else self.flush()
+
+    def flush(self) -> str:
+        text, self.ids = self.tokenizer.decode(self.ids), []
+        return text
 
 
 @torch.no_grad()
