@@ -58,13 +58,13 @@ class Checkpoint:
         entries: name -> Entry, in the order the bytes lie on disk, so that reading them in this order is one
             pass over the files.
         config: the contents of config.json, or GGUF metadata; empty when there is none.
-        load: (name, buffer) -> tensor; use `read`.
+        load: (name, buffer, index) -> tensor; use `read`.
         notes: what was found and passed over (stray files and the like).
     """
 
     name: str
     entries: Mapping[str, Entry]
-    load: Callable[[str, Buffer | None], Tensor]
+    load: Callable[[str, Buffer | None, int | None], Tensor]
     config: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -72,19 +72,20 @@ class Checkpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: entry.shape for name, entry in self.entries.items()}
 
-    def read(self, name: str, buffer: Buffer | None = None) -> Tensor:
+    def read(self, name: str, buffer: Buffer | None = None, index: int | None = None) -> Tensor:
         """The tensor `name`, dequantised if it was quantised, on the CPU.
 
         Args:
             buffer: memory to read into, which saves most of the time of a large read. The tensor is then
                 valid until the buffer is used again; without one it has memory of its own.
+            index: read only this entry of the first axis (one expert of many).
 
         Raises:
             UserError: no such tensor, or its bytes cannot be had; the message names file, tensor and fix.
         """
         if name not in self.entries:
             raise UserError(f"{self.name} has no tensor {name!r}. {suggest(name, self.entries)}")
-        return self.load(name, buffer)
+        return self.load(name, buffer, index)
 
     def nbytes(self, names: Iterable[str]) -> int:
         return sum(self.entries[name].nbytes for name in names)
@@ -97,10 +98,11 @@ def from_tensors(tensors: Mapping, name: str = "model", config: Mapping | None =
         for key, value in tensors.items()
     }
 
-    def load(key: str, buffer: Buffer | None) -> Tensor:
+    def load(key: str, buffer: Buffer | None, index: int | None) -> Tensor:
         value = tensors[key].detach()
         if hasattr(value, "full_tensor"):
             value = value.full_tensor()
+        value = value if index is None else value[index]
         if value.is_meta:
             raise UserError(f"{key} is on the meta device and holds no numbers. Load the weights first.")
         return value.cpu()
@@ -115,7 +117,7 @@ def from_module(module: torch.nn.Module) -> Checkpoint:
     return from_tensors(dict(module.named_parameters(remove_duplicate=False)), type(module).__name__, config)
 
 
-def read_tensor(name: str, entry: Entry, buffer: Buffer | None) -> Tensor:
+def read_tensor(name: str, entry: Entry, buffer: Buffer | None, index: int | None = None) -> Tensor:
     """One tensor by positioned reads: nothing is mapped, so nothing of the file stays resident.
 
     Raises:
@@ -123,6 +125,9 @@ def read_tensor(name: str, entry: Entry, buffer: Buffer | None) -> Tensor:
     """
     if entry.dtype not in DTYPES:
         raise UserError(f"{entry.file}: {name!r} is stored as {entry.dtype}, which gnomon cannot read.")
+    if index is not None:
+        part = entry.nbytes // entry.shape[0]
+        entry = entry._replace(shape=entry.shape[1:], nbytes=part, offset=entry.offset + index * part)
     raw = buffer.take(entry.nbytes) if buffer else torch.empty(entry.nbytes, dtype=torch.uint8)
     view, done = memoryview(raw.numpy()), 0
     with open(entry.file, "rb", buffering=0) as file:

@@ -42,16 +42,17 @@ def open_files(paths: list[Path]) -> Checkpoint:
         for letter, key in (("q", "head_count"), ("k", "head_count_kv"))
     }
 
-    def load(name: str, buffer: Buffer | None) -> Tensor:
+    def load(name: str, buffer: Buffer | None, index: int | None) -> Tensor:
         tensor, entry = tensors[name], entries[name]
+        data, shape = (tensor.data, entry.shape) if index is None else (tensor.data[index], entry.shape[1:])
         try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            values = gguf.quants.dequantize(data, tensor.tensor_type)
         except (NotImplementedError, ValueError, KeyError) as error:
             raise UserError(
                 f"{entry.file}: {name!r} is stored as {entry.dtype}, which the package gguf cannot turn back "
                 f"({error}). Use a file with another quantisation (Q4_K, Q8_0, F16 …)."
             ) from None
-        values = np.array(values, dtype=np.float32).reshape(entry.shape)
+        values = np.array(values, dtype=np.float32).reshape(shape)
         _release(tensor.data)
         count = heads.get(name.partition(".")[2].partition(".")[2])
         if architecture in _PERMUTED and isinstance(count, int):

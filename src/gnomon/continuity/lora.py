@@ -66,14 +66,14 @@ def update(adapter: Checkpoint, config: Mapping[str, Any], base: Checkpoint | No
             entries[target] = was._replace(nbytes=was.nbytes + entry.nbytes)
         updates[target] = (sides["A"], sides["B"], _scale(name, config, A.shape[0]))
 
-    def load(name: str, buffer: Buffer | None) -> Tensor:
+    def load(name: str, buffer: Buffer | None, index: int | None) -> Tensor:
         if name not in updates:
             assert base is not None
-            return base.load(name, buffer)
+            return base.load(name, buffer, index)
         a, b, scale = updates[name]
-        delta = scale * (adapter.load(b, None).float() @ adapter.load(a, None).float())
+        delta = scale * (adapter.load(b, None, None).float() @ adapter.load(a, None, None).float())
         delta = delta.T if transposed else delta
-        return base.load(name, buffer).float() + delta if base else delta
+        return base.load(name, buffer, None).float() + delta if base else delta
 
     said = () if config else ("adapter_config.json is missing: alpha / r was taken as 1",)
     kind = f"LoRA update added to {base.name}" if base else "LoRA update alone (no base given)"

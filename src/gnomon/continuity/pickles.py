@@ -59,8 +59,9 @@ def _checkpoint(name: str, tensors: Mapping[str, tuple[Tensor, str]], notes: lis
 
     maps = {file: _maps(Path(file)) for file in {entry.file for entry in entries.values()}}
 
-    def load(key: str, buffer: Buffer | None) -> Tensor:
+    def load(key: str, buffer: Buffer | None, index: int | None) -> Tensor:
         tensor, file = tensors[key]
+        tensor = tensor if index is None else tensor[index]
         copy = tensor.clone(memory_format=torch.preserve_format)
         _release(tensor, maps[file])
         return copy
@@ -81,7 +82,8 @@ def _load(path: Path) -> tuple[dict[str, Tensor], list[str]]:
         asked = re.search(r"GLOBAL ([\w.]+)|unrecognized function <?([\w. ]+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and asked:
             raise UserError(
-                f"{path} is not only weights: it asks to run {asked[1] or asked[2]!r} when loaded, and was not "
+                f"{path} is not only weights: it asks to run {asked[1] or asked[2]!r} when loaded, and was "
+                "not "
                 "loaded. If you trust its author, load it yourself and save its tensors as safetensors."
             ) from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]

@@ -65,11 +65,11 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
         entries[logical] = entry._replace(shape=shape, nbytes=both)
     block = _block_size(checkpoint.config)
 
-    def load(name: str, buffer: Buffer | None) -> Tensor:
+    def load(name: str, buffer: Buffer | None, index: int | None) -> Tensor:
         stored = renamed.get(name)
         if stored is None:
-            return checkpoint.load(name, buffer)
-        weight = checkpoint.load(stored, buffer)
+            return checkpoint.load(name, buffer, index)
+        weight = checkpoint.load(stored, buffer, index)
         entry = raw[stored]
         if name not in scales:
             if entry.dtype == "I8":
@@ -78,7 +78,8 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
                     f"{', '.join(_SCALES)}); its numbers cannot be known."
                 )
             return weight.float()
-        scale = checkpoint.load(scales[name], None)
+        per_entry = index is not None and len(raw[scales[name]].shape) >= 1 and raw[scales[name]].shape[0] > 1
+        scale = checkpoint.load(scales[name], None, index if per_entry else None)
         if stored.endswith("_blocks"):
             return from_mxfp4(weight, scale)
         unit = 127.0 if scales[name].endswith(".SCB") else 1.0

@@ -209,7 +209,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _checkpoint(path: Path, entries: Mapping[str, Entry], notes: tuple[str, ...] = ()) -> Checkpoint:
-    def load(name: str, buffer: Buffer | None) -> Tensor:
-        return read_tensor(name, entries[name], buffer)
+    def load(name: str, buffer: Buffer | None, index: int | None) -> Tensor:
+        return read_tensor(name, entries[name], buffer, index)
 
     return Checkpoint(str(path), entries, load, notes=notes)
