@@ -1,0 +1,132 @@
+"""A stack of repeated layers: its tensors, its width, and what its shapes say about any one layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from gnomon.anatomy.families import INSIDE, Family
+from gnomon.anatomy.layouts import Facts
+from gnomon.anatomy.names import Name
+from gnomon.anatomy.plain import plain_role
+from gnomon.anatomy.sizes import Sizes, read_sizes
+from gnomon.anatomy.tensors import Tensor
+
+
+class Member(NamedTuple):
+    tensor: Tensor
+    at: Name
+
+
+class Stack:
+    """Layers that share one prefix.
+
+    Args:
+        name: "text", "vision", "encoder" …
+        members: its tensors, in stored order.
+        config: the part of the model's config that speaks of this stack; may be empty.
+    """
+
+    def __init__(self, name: str, members: list[Member], config: dict[str, Any]) -> None:
+        self.name = name
+        self.members = members
+        self.config = config
+        self._facts: dict[tuple[str, int | None], Facts] = {}
+
+    @cached_property
+    def samples(self) -> dict[str, Member]:
+        """One weight that may be a matrix for each path inside the layers."""
+        found: dict[str, Member] = {}
+        for member in self.members:
+            tensor, at = member
+            if at.template in found or at.template in INSIDE or len(tensor.shape) < 2:
+                continue
+            if plain_role(tensor, at) is None:
+                found[at.template] = member
+        return found
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return read_sizes(self.config, self.name)
+
+    @cached_property
+    def width(self) -> int | None:
+        """Width of the residual stream: the axis length that most of a layer's tensors share.
+
+        None when it is a tie that the config does not break.
+        """
+        seen = {(at.template, at.leaf): tensor.shape for tensor, at in self.members if len(tensor.shape) == 1}
+        votes = Counter(shape[0] for shape in seen.values())
+        for tensor, at in self.samples.values():
+            if not at.packed:
+                votes.update(set(tensor.shape[-2:]))
+        if self.sizes.width in votes:
+            return self.sizes.width
+        ranked = [*votes.most_common(2), (None, 0)]
+        return ranked[0][0] if len(ranked) == 2 or ranked[0][1] > ranked[1][1] else None
+
+    def norm(self, layer: int | None, paths: str) -> str | None:
+        """The gain stored at the first of `paths` (alternatives, `^` for the previous layer) that exists."""
+        if layer is not None:
+            for path in paths.split():
+                if found := self._norms.get((layer - path.startswith("^"), path.removeprefix("^"))):
+                    return found
+        return None
+
+    def facts(self, family: Family, layer: int | None) -> Facts:
+        """What shapes and config say about one layer, its tensors named and oriented as `family` has them."""
+        key = (family.name, layer)
+        if key not in self._facts:
+            self._facts[key] = self._gather(family, layer)
+        return self._facts[key]
+
+    def _gather(self, family: Family, layer: int | None) -> Facts:
+        def inputs(wanted) -> int | None:
+            for path, entry in family.roles.items():
+                if (layer, path) in self._matrices and wanted(entry):
+                    tensor, at = self._matrices[layer, path]
+                    return tensor.shape[0 if is_transposed(tensor, at, family) else 1]
+            return None
+
+        sizes = self.sizes
+        if sizes.heads is None:
+            sizes = self._hints.get(layer, sizes)
+        return Facts(
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
+            value_dim=sizes.value_dim,
+            attention_width=inputs(lambda entry: entry == "output"),
+            mlp_width=inputs(lambda entry: entry == "down"),
+            latent=inputs(lambda entry: not isinstance(entry, str) and entry.layout == "nope_value") or sizes.latent,
+        )
+
+    @cached_property
+    def _matrices(self) -> dict[tuple[int | None, str], Member]:
+        # Of a LoRA pair, A (r x in) is the one that knows the inputs.
+        found: dict[tuple[int | None, str], Member] = {}
+        for member in self.members:
+            tensor, at = member
+            if len(tensor.shape) == 2 and at.leaf == "weight" and not at.packed and at.adapter != "B":
+                found.setdefault((at.layer, at.template), member)
+        return found
+
+    @cached_property
+    def _norms(self) -> dict[tuple[int | None, str], str]:
+        found: dict[tuple[int | None, str], str] = {}
+        for tensor, at in self.members:
+            if len(tensor.shape) == 1 and at.leaf in ("weight", "gamma", ""):
+                found.setdefault((at.layer, at.path), tensor.name)
+        return found
+
+    @cached_property
+    def _hints(self) -> dict[int | None, Sizes]:
+        return {at.layer: tensor.hints for tensor, at in self.members if tensor.hints.heads}
+
+
+def is_transposed(tensor: Tensor, at: Name, family: Family) -> bool:
+    """Whether a 2-D weight is stored in x out: by its module's type, else by family. LoRA pairs never are."""
+    if tensor.kind or at.adapter:
+        return tensor.kind == "conv1d" and not at.adapter
+    return family.transposed
