@@ -30,7 +30,10 @@ def main() -> None:
             for seed in options.seeds:
                 recipe = replace(preset("tiny", residual), changes | {"optim.lr": lr, "seed": seed})
                 record = train(recipe, options.out / "-".join([residual, f"{lr:g}", str(seed), *options.set]))
-                print(f"{residual:20} lr {lr:<8g} seed {seed:<5} {' '.join(options.set)} val {record['val_loss']:.4f}", flush=True)
+                print(
+                    f"{residual:20} lr {lr:<8g} seed {seed:<5} {' '.join(options.set)} val {record['val_loss']:.4f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

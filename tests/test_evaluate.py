@@ -17,7 +17,8 @@ from gnomon.train.folder import read_metrics
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    changes = {"model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 32, "steps": 30, "watch.eval_tokens": 2048,
+    changes = {"model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 32, "steps": 30,
+               "watch.eval_tokens": 2048,
                "compute.device": "cpu", "watch.save_every": 10}  # fmt: skip
     train(replace(preset("tiny", "proj-spheret"), changes), folder)
     return folder

@@ -23,7 +23,13 @@ def test_survives_json(name, residual):
 def test_replace_by_path():
     recipe = replace(
         preset("tiny"),
-        {"model.width": "64", "optim.clip": "null", "optim.betas": [0.8, 0.9], "model.residual_options.p": "2", "optim.lr": 1},
+        {
+            "model.width": "64",
+            "optim.clip": "null",
+            "optim.betas": [0.8, 0.9],
+            "model.residual_options.p": "2",
+            "optim.lr": 1,
+        },
     )
     assert (recipe.model.width, recipe.optim.clip, recipe.optim.betas) == (64, None, (0.8, 0.9))
     assert recipe.model.residual_options == {"p": 2} and recipe.optim.lr == 1.0

@@ -267,7 +267,7 @@ def test_geonorm_clamp_is_on_the_angle_before_the_decay():
 
 
 def test_geonorm_listing_defects():
-    """The printed code's "harmonic" does not decay; its "sqrt" does; a bias breaks the norm where the branch is silent."""
+    """The printed "harmonic" does not decay; "sqrt" does; a bias breaks the norm where the branch is silent."""
 
     def far(x):
         return 100 * branch()(x)
@@ -281,7 +281,7 @@ def test_geonorm_listing_defects():
     assert angle_at(22, decay="sqrt") == pytest.approx(math.pi / 4 / math.sqrt(12))
     paper = residual.make("geonorm", D, index=22, depth=24).double()
     h = R * unit(stream(6))
-    assert torch.acos(((h * paper(h, far)).sum(-1) / D)).mean().item() == pytest.approx(math.pi / 4 / 12)
+    assert torch.acos((h * paper(h, far)).sum(-1) / D).mean().item() == pytest.approx(math.pi / 4 / 12)
     broken = residual.make("geonorm", D, index=0, depth=24, listing=True, decay="sqrt").double()
     nn.init.constant_(broken.bias, 0.2)
     shrunk = broken(h, torch.zeros_like).norm(dim=-1) / h.norm(dim=-1)
@@ -302,7 +302,15 @@ def test_step_sizes_decay_by_sublayer_or_block():
 def test_model_is_causal_to_the_bit(name):
     """Changing later tokens leaves earlier logits bit-equal; "orthogonal" modes elsewhere leaked through a mean."""
     config = TransformerConfig(
-        vocab_size=31, context=16, layers=3, heads=2, width=16, norm="rms", positions="rope", residual=name, init_std=0.2
+        vocab_size=31,
+        context=16,
+        layers=3,
+        heads=2,
+        width=16,
+        norm="rms",
+        positions="rope",
+        residual=name,
+        init_std=0.2,
     )
     torch.manual_seed(0)
     model = Transformer(config)

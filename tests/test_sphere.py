@@ -189,7 +189,9 @@ def test_step_size_gradient_over_many_bf16_tokens():
     g = points(100_000, 16, dtype=torch.bfloat16, seed=5)[0]
     gradients = []
     for dtype in (torch.bfloat16, torch.float64):
-        alpha = torch.full((1,), 0.3, dtype=torch.float64 if dtype == torch.float64 else torch.float32, requires_grad=True)
+        alpha = torch.full(
+            (1,), 0.3, dtype=torch.float64 if dtype == torch.float64 else torch.float32, requires_grad=True
+        )
         sphere.step(h.to(dtype), f.to(dtype), alpha, radius=4.0).backward(g.to(dtype))
         gradients.append(alpha.grad.item())
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-3)

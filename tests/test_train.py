@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from gnomon.errors import UserError
-from gnomon.train import preset, replace, train
-from gnomon.train import checkpoint, loop
+from gnomon.train import checkpoint, loop, preset, replace, train
 from gnomon.train.folder import read_metrics
 
 SMALL = {
     "model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 32, "data.batch": 4, "steps": 12,
-    "schedule.warmup": 3, "watch.eval_every": 6, "watch.probe_every": 6, "watch.save_every": 4, "watch.eval_tokens": 512,
+    "schedule.warmup": 3, "watch.eval_every": 6, "watch.probe_every": 6, "watch.save_every": 4,
+    "watch.eval_tokens": 512,
     "watch.probe_tokens": 64, "compute.device": "cpu",
 }  # fmt: skip
 
@@ -44,7 +44,9 @@ def test_run_folder(tmp_path):
     assert {p.name for p in folder.iterdir()} == {"recipe.json", "environment.json", "metrics.jsonl", "checkpoints"}
     metrics = read_metrics(folder)
     assert [m["step"] for m in metrics] == list(range(1, 41))
-    assert all(m.keys() >= {"step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second"} for m in metrics)
+    assert all(
+        m.keys() >= {"step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second"} for m in metrics
+    )
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
     assert [m["step"] for m in metrics if "val_loss" in m] == [6, 12, 18, 24, 30, 36, 40]
     last = metrics[-1]
@@ -87,7 +89,10 @@ def test_resumed_twice_equals_uninterrupted(tmp_path, monkeypatch):
     train(recipe(), tmp_path / "killed")
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
     clocks = ("seconds", "tokens_per_second")
-    a, b = ([{k: v for k, v in m.items() if k not in clocks} for m in read_metrics(tmp_path / n)] for n in ("whole", "killed"))
+    a, b = (
+        [{k: v for k, v in m.items() if k not in clocks} for m in read_metrics(tmp_path / n)]
+        for n in ("whole", "killed")
+    )
     assert a == b
 
 
@@ -239,7 +244,9 @@ def test_vocabulary_must_hold_the_data():
 
 
 def test_bf16_autocast_runs_and_learns(tmp_path):
-    record = train(recipe("proj-spheret", steps=30, **{"compute.precision": "bf16", "model.stream": "compute"}), tmp_path)
+    record = train(
+        recipe("proj-spheret", steps=30, **{"compute.precision": "bf16", "model.stream": "compute"}), tmp_path
+    )
     assert record["loss"] < 4.5
     assert all(t.dtype == torch.float32 for t in weights(tmp_path).values())
 

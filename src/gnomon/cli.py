@@ -90,7 +90,7 @@ def compare(runs: Positional[tuple[Path, ...]], /, out: Path = Path("runs/report
     """
     from gnomon import report
 
-    report.show(report.table([report.summary(run) for run in runs]))
+    report.show([report.summary(run) for run in report.read_runs(runs)], **report.SUMMARY)
     print(f"wrote {report.run_report(list(runs), out)}")
 
 
@@ -134,7 +134,7 @@ def eval(run: Positional[Path], /, data: str | None = None, tokens: int = 1 << 2
     """
     from gnomon import evaluate, report
 
-    report.show(report.table([evaluate.perplexity(run, data, tokens=tokens, device=device)]))
+    report.show([evaluate.perplexity(run, data, tokens=tokens, device=device)])
 
 
 def data(
@@ -175,14 +175,14 @@ def residuals() -> None:
     """List the ways a sublayer can join the residual stream."""
     from gnomon import report, residual
 
-    report.show(report.table([{"name": name, "what it does": line} for name, line in residual.names().items()]))
+    report.show([{"name": name, "what it does": line} for name, line in residual.names().items()])
 
 
 def doctor() -> None:
     """Tell what this machine offers and which fallbacks will be taken, with the reason."""
     from gnomon import doctor, report
 
-    report.show(report.table(doctor.findings()))
+    report.show(doctor.findings())
 
 
 COMMANDS = {

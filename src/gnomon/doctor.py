@@ -27,7 +27,11 @@ def findings() -> list[dict[str, str]]:
         ("gnomon", gnomon.__version__, ""),
         ("python", platform.python_version(), ""),
         ("torch", torch.__version__, ""),
-        ("processors", f"{os.cpu_count()} ({torch.get_num_threads()} threads)", "set OMP_NUM_THREADS to share the machine"),
+        (
+            "processors",
+            f"{os.cpu_count()} ({torch.get_num_threads()} threads)",
+            "set OMP_NUM_THREADS to share the machine",
+        ),
         _device(),
         _bf16(),
         _compiler(),
@@ -55,7 +59,11 @@ def _bf16() -> tuple[str, str, str]:
     else:
         capability = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
         there = bool(capability)
-    return "bf16 hardware", "yes" if there else "no", "" if there else "compute.precision=bf16 works but is emulated and slow"
+    return (
+        "bf16 hardware",
+        "yes" if there else "no",
+        "" if there else "compute.precision=bf16 works but is emulated and slow",
+    )
 
 
 def _compiler() -> tuple[str, str, str]:

@@ -34,7 +34,9 @@ def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Reci
     else:
         folder, checkpoints = path, checkpoint.list_checkpoints(path)
         if not checkpoints:
-            raise UserError(f"{path} holds no checkpoint; give a run folder written by `gnomon train`, or a checkpoint in it")
+            raise UserError(
+                f"{path} holds no checkpoint; give a run folder written by `gnomon train`, or a checkpoint in it"
+            )
         path = checkpoints[-1]
     recipe = load_recipe(folder)
     model = Transformer(checkpoint.load_config(path))
@@ -117,7 +119,9 @@ class _Unfinished:
 
 
 @torch.no_grad()
-def perplexity(path: str | Path, source: str | None = None, *, tokens: int = 1 << 20, device: str = "auto") -> dict[str, Any]:
+def perplexity(
+    path: str | Path, source: str | None = None, *, tokens: int = 1 << 20, device: str = "auto"
+) -> dict[str, Any]:
     """Loss of a trained model on text it may not have seen.
 
     Args:

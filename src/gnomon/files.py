@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from gnomon.errors import UserError
+
 _PARTIAL = ".partial"
 
 
@@ -74,8 +76,17 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+    """Read a JSON file.
+
+    Raises:
+        UserError: it is not there, or not JSON (with the place).
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise UserError(f"no file {path}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
 
 
 def _sync(path: Path) -> None:

@@ -93,11 +93,7 @@ def step(
     Raises:
         UserError: shapes differ, p, radius or cap is not positive, or `alpha` is per channel.
     """
-    if not p > 0:
-        raise UserError(f"p must lie in (0, inf], got {p}. Use 1 (projection), 2 (Cayley) or inf (exponential map).")
-    for name, value in (("radius", radius), ("cap", cap)):
-        if value is not None and not value > 0:
-            raise UserError(f"{name} must be positive or None, got {value}")
+    check(p, radius, cap)
     if h.shape != f.shape:
         raise UserError(f"the branch must return the shape of the stream: h is {tuple(h.shape)}, f {tuple(f.shape)}")
     if not isinstance(alpha, Tensor):
@@ -123,6 +119,15 @@ def project(x: Tensor, radius: float) -> Tensor:
     alive = n > 0
     # The inner `where` keeps 1/sqrt(0) out of the gradient, the outer one keeps a zero row at zero.
     return torch.where(alive, x_w * (radius * torch.rsqrt(torch.where(alive, n, 1))), 0).to(x.dtype)
+
+
+def check(p: float, radius: float | None = None, cap: float | None = None) -> None:
+    """Raise a `UserError` unless p is in (0, inf] and radius and cap are positive or None."""
+    if not p > 0:
+        raise UserError(f"p must lie in (0, inf], got {p}. Use 1 (projection), 2 (Cayley) or inf (exponential map).")
+    for name, value in (("radius", radius), ("cap", cap)):
+        if value is not None and not value > 0:
+            raise UserError(f"{name} must be positive or None, got {value}")
 
 
 def step_simple(h: Tensor, f: Tensor, alpha: Tensor | float, p: float = 1.0) -> Tensor:

@@ -123,8 +123,17 @@ def gpt2(size: str = "small", **changes: Any) -> TransformerConfig:
 def llama_34m(**changes: Any) -> TransformerConfig:
     """The 8-layer, width-256 Llama of arXiv 2605.04971 (34M weights, most of them in untied embeddings)."""
     settings: dict[str, Any] = dict(
-        vocab_size=50257, context=128, layers=8, heads=4, width=256, mlp_width=1024, positions="rope", norm="rms",
-        mlp="swiglu", bias=False, tied=False,
+        vocab_size=50257,
+        context=128,
+        layers=8,
+        heads=4,
+        width=256,
+        mlp_width=1024,
+        positions="rope",
+        norm="rms",
+        mlp="swiglu",
+        bias=False,
+        tied=False,
     )
     return TransformerConfig(**settings | changes)
 
@@ -132,6 +141,13 @@ def llama_34m(**changes: Any) -> TransformerConfig:
 def tiny(**changes: Any) -> TransformerConfig:
     """A byte-level GPT-2 dialect of 1.8M weights that learns English spelling in a minute on two cores."""
     settings: dict[str, Any] = dict(
-        vocab_size=257, context=128, layers=6, heads=4, width=160, bias=False, norm="rms", positions="rope",
+        vocab_size=257,
+        context=128,
+        layers=6,
+        heads=4,
+        width=160,
+        bias=False,
+        norm="rms",
+        positions="rope",
     )
     return TransformerConfig(**settings | changes)

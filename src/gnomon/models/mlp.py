@@ -52,7 +52,9 @@ def variant(name: str, **changes) -> MLPConfig:
     """The paper's variants by its own labels: `Res+ReLU`, `NoRes+ReLU`, `Res+None+LN`, `Res+Radial` …"""
     residual, activation, norm, *more = [*name.split("+"), "", ""]
     if residual not in ("Res", "NoRes") or norm not in ("", "LN") or any(more):
-        raise UserError(f"variant {name!r} should read Res or NoRes, + an activation, + LN or nothing: e.g. Res+ReLU+LN")
+        raise UserError(
+            f"variant {name!r} should read Res or NoRes, + an activation, + LN or nothing: e.g. Res+ReLU+LN"
+        )
     settings = dict(residual=residual == "Res", activation=activation.lower(), layer_norm=bool(norm))
     # Without a skip path the default init dies out over 16 layers.
     return MLPConfig(**settings | dict(init="torch" if residual == "Res" else "he") | changes)

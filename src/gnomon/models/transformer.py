@@ -7,6 +7,7 @@ S tokens attended to (T plus those in the cache), V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +70,9 @@ class Transformer(nn.Module):
             x = x + self.positions(place)
         if self.config.stream == "compute" and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        rope = None if self.config.positions == "learned" else rope_table(place, self.config.d_head, self.config.rope_base)
+        rope = (
+            None if self.config.positions == "learned" else rope_table(place, self.config.d_head, self.config.rope_base)
+        )
         h = self.entry(x)
         for index, block in enumerate(self.blocks):
             h = block(h, rope, cache, index)
@@ -87,7 +90,7 @@ class Block(nn.Module):
 
     def __init__(self, c: TransformerConfig, index: int):
         super().__init__()
-        place = dict(depth=2 * c.layers, norm=c.norm, eps=c.norm_eps, **c.residual_options)
+        place: dict[str, Any] = dict(depth=2 * c.layers, norm=c.norm, eps=c.norm_eps, **c.residual_options)
         self.join_attention = residual.make(c.residual, c.width, index=2 * index, **place)
         self.attention = Attention(c)
         self.join_mlp = residual.make(c.residual, c.width, index=2 * index + 1, **place)

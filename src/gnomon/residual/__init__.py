@@ -28,7 +28,7 @@ from gnomon.residual.spherical import GeoNorm, NGPTStep, SphereResidual
 
 __all__ = ["DyT", "Gain", "GeoNorm", "NGPTStep", "Residual", "ScaleNorm", "SphereResidual", "make", "names", "options"]
 
-_KINDS: dict[str, type[Residual] | partial] = {
+_KINDS: dict[str, type[Residual] | partial[SphereResidual]] = {
     "pre-norm": PreNorm,
     "post-norm": PostNorm,
     "peri-norm": PeriNorm,
@@ -80,11 +80,11 @@ def options(name: str) -> dict[str, Any]:
     return _options(_KINDS[check_name("residual", name, _KINDS)])
 
 
-def _class(kind: type[Residual] | partial) -> type[Residual]:
-    return kind.func if isinstance(kind, partial) else kind
+def _class(kind: type[Residual] | partial[SphereResidual]) -> type[Residual]:
+    return SphereResidual if isinstance(kind, partial) else kind
 
 
-def _options(kind: type[Residual] | partial) -> dict[str, Any]:
+def _options(kind: type[Residual] | partial[SphereResidual]) -> dict[str, Any]:
     """Keyword parameters of the class and of the base, less those that `make` gives itself."""
     preset = kind.keywords if isinstance(kind, partial) else {}
     found = {}

@@ -97,9 +97,7 @@ class PreDyT(Residual):
     summary = "Pre-DyT: Pre-LN with a learnable tanh instead of the norm"
     source = "arXiv 2503.10622"
 
-    def __init__(
-        self, dim: int, *, a_attention: float = 0.8, a_mlp: float = 0.2, a_final: float = 0.2, **place
-    ):
+    def __init__(self, dim: int, *, a_attention: float = 0.8, a_mlp: float = 0.2, a_final: float = 0.2, **place):
         super().__init__(dim, **place)
         self.a_final = a_final
         self.before = self._dyt(a_attention if self.index % self.per_block == 0 else a_mlp)

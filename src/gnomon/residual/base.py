@@ -45,9 +45,7 @@ class Residual(nn.Module, ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
 
-    def __init__(
-        self, dim: int, *, index: int, depth: int, norm: str = "rms", eps: float = 1e-6, per_block: int = 2
-    ):
+    def __init__(self, dim: int, *, index: int, depth: int, norm: str = "rms", eps: float = 1e-6, per_block: int = 2):
         super().__init__()
         if not 0 <= index < depth:
             raise UserError(f"sublayer index {index} is outside 0 … {depth - 1} (depth counts sublayers, not blocks)")

@@ -63,6 +63,7 @@ class SphereResidual(Residual):
         **place,
     ):
         super().__init__(dim, **place)
+        sphere.check(p, radius, cap)
         if not start > 0:
             raise UserError(f"start must be positive, got {start}: alpha = lambda softplus(a) cannot be zero")
         last = self.depth if count == "sublayer" else self.blocks

@@ -1,15 +1,14 @@
 """Checkpoints: a folder that is whole or not there, of safetensors and JSON only.
 
-    checkpoints/step-00000300/
-        model.safetensors        weights by parameter name
-        config.json              the model's settings
-        optimizer.safetensors    optimizer state, `<entry>/<parameter name>`
-        state.json               step, tokens, seconds, and what of the optimizer is not a tensor
+checkpoints/step-00000300/
+    model.safetensors        weights by parameter name
+    config.json              the model's settings
+    optimizer.safetensors    optimizer state, `<entry>/<parameter name>`
+    state.json               step, tokens, seconds, and what of the optimizer is not a tensor
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder, read_json, remove_partials, write_json
 from gnomon.models.config import TransformerConfig
+from gnomon.train.recipe import from_dict, to_dict
 
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any], keep: int) -> Path:
@@ -34,7 +34,7 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progr
     with atomic_folder(path) as partial:
         save_file({k: v.contiguous() for k, v in model.state_dict().items()}, partial / "model.safetensors")
         save_file(tensors, partial / "optimizer.safetensors")
-        write_json(partial / "config.json", {"model_type": "gnomon", **dataclasses.asdict(model.config)})
+        write_json(partial / "config.json", {"model_type": "gnomon", **to_dict(model.config)})
         write_json(partial / "state.json", {**progress, "optimizer": rest})
     for old in list_checkpoints(folder)[:-keep] if keep else []:
         shutil.rmtree(old)
@@ -87,7 +87,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     for name in sorted(expected.keys() | given.keys()):
         if expected.get(name) != given.get(name):
             raise UserError(
-                f"{file}: {name!r} has shape {given.get(name, 'nothing')}, the model expects {expected.get(name, 'nothing')}. "
+                f"{file}: {name!r} has shape {given.get(name)}, the model expects {expected.get(name)}. "
                 "The checkpoint was made with other model settings."
             )
     model.load_state_dict(tensors)
@@ -98,7 +98,7 @@ def load_config(path: Path) -> TransformerConfig:
     values = read_json(path / "config.json")
     if values.pop("model_type", None) != "gnomon":
         raise UserError(f"{path / 'config.json'} is not a gnomon model; its model_type should be 'gnomon'")
-    return TransformerConfig(**values)
+    return from_dict(values, TransformerConfig)
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -114,9 +114,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 def split_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state_dict as tensors by `<entry>/<parameter name>` and a JSON-able rest."""
     names = {
-        index: name
-        for group in state["param_groups"]
-        for index, name in zip(group["params"], group["param_names"])
+        index: name for group in state["param_groups"] for index, name in zip(group["params"], group["param_names"])
     }
     tensors, numbers = {}, {}
     for index, entries in state["state"].items():
@@ -130,9 +128,7 @@ def split_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any
 
 def join_state(tensors: dict[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
     """The inverse of `split_state`."""
-    index = {
-        name: i for group in rest["param_groups"] for i, name in zip(group["params"], group["param_names"])
-    }
+    index = {name: i for group in rest["param_groups"] for i, name in zip(group["params"], group["param_names"])}
     state: dict[int, dict[str, Any]] = {}
     for path, value in {**tensors, **rest["numbers"]}.items():
         key, name = path.split("/", 1)

@@ -47,7 +47,9 @@ def load_recipe(folder: Path) -> Recipe:
     """
     file = folder / "recipe.json"
     if not file.exists():
-        raise UserError(f"{folder} is not a run folder: it has no recipe.json. Make one with `gnomon train --out {folder}`.")
+        raise UserError(
+            f"{folder} is not a run folder: it has no recipe.json. Make one with `gnomon train --out {folder}`."
+        )
     return from_dict(read_json(file))
 
 
@@ -114,5 +116,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             if number == len(lines):
                 break
-            raise UserError(f"{folder / 'metrics.jsonl'}, line {number}, is not JSON ({error.msg}); remove that line") from error
+            raise UserError(
+                f"{folder / 'metrics.jsonl'}, line {number}, is not JSON ({error.msg}); remove that line"
+            ) from error
     return records

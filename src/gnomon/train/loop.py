@@ -42,11 +42,12 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
     # the setting from the thread that starts them, so it comes before any work.
     torch.set_flush_denormal(True)
     train_tokens, val_tokens = open_data(recipe)
-    open_run(folder, recipe)
-
     torch.manual_seed(recipe.seed)
     model = Transformer(recipe.model).to(device)
     optim = optimizer.build(model, recipe.optim)
+
+    # All mistakes above are told before anything is written.
+    open_run(folder, recipe)
     progress = checkpoint.resume(folder, model, optim) or {"step": 0, "tokens": 0, "seconds": 0.0}
     write_environment(folder, device=str(device), parameters=sum(p.numel() for p in model.parameters()))
     metrics = Metrics(folder, progress["step"])
@@ -135,11 +136,12 @@ def open_data(recipe: Recipe) -> tuple[Any, Any]:
     if source.val is None:
         pair = data.train_val(source.train, fraction=source.val_fraction, tokenizer=source.tokenizer)
     else:
-        pair = tuple(data.open_tokens(part, tokenizer=source.tokenizer) for part in (source.train, source.val))
+        train_tokens, val_tokens = (data.open_tokens(p, tokenizer=source.tokenizer) for p in (source.train, source.val))
+        pair = train_tokens, val_tokens
     for part in pair:
         if part.vocab_size is not None and part.vocab_size > recipe.model.vocab_size:
             raise UserError(
-                f"{part.name} has token ids up to {part.vocab_size - 1}, the model's vocab_size is {recipe.model.vocab_size}; "
+                f"{part.name} has token ids up to {part.vocab_size - 1}, the model knows {recipe.model.vocab_size}; "
                 f"set model.vocab_size={part.vocab_size} or larger"
             )
     return pair
@@ -176,7 +178,9 @@ def choose_device(compute: ComputeConfig) -> torch.device:
         device = torch.device(compute.device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device {compute.device!r} cannot be used here: {str(error).splitlines()[0]}. Try --device cpu.") from error
+        raise UserError(
+            f"device {compute.device!r} cannot be used here: {str(error).splitlines()[0]}. Try --device cpu."
+        ) from error
     return device
 
 

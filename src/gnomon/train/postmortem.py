@@ -17,7 +17,9 @@ class NonFinite(UserError):
     """Training stopped before an update that would have destroyed the weights."""
 
 
-def stop(folder: Path, step: int, model: nn.Module, batch: tuple[Tensor, Tensor], recent: list[dict[str, Any]]) -> NonFinite:
+def stop(
+    folder: Path, step: int, model: nn.Module, batch: tuple[Tensor, Tensor], recent: list[dict[str, Any]]
+) -> NonFinite:
     """Write `postmortem.json` and return the error to raise.
 
     Args:
@@ -32,8 +34,8 @@ def stop(folder: Path, step: int, model: nn.Module, batch: tuple[Tensor, Tensor]
     path = folder / "postmortem.json"
     write_json(path, {"step": step, "first_bad": first, "likely_cause": cause, "recent": _plain(recent[-50:])})
     return NonFinite(
-        f"step {step}: not finite, first in {first}. Likely cause: {cause}. Stopped before the update; the weights of the "
-        f"last checkpoint are sound. Details: {path}"
+        f"step {step}: not finite, first in {first}. Likely cause: {cause}. Stopped before the update; the weights "
+        f"of the last checkpoint are sound. Details: {path}"
     )
 
 
@@ -77,15 +79,18 @@ def likely_cause(first: str, recent: list[dict[str, Any]]) -> str:
     logits = [max(r["attention_logit_max"]) for r in recent if all_finite(r.get("attention_logit_max"))]
     if logits and logits[-1] > 100:
         return (
-            f"attention logits reached {logits[-1]:.3g} (from {logits[0]:.3g}), so softmax saturated; lower the learning rate, "
-            "or set model.qk_norm or model.attention_softcap"
+            f"attention logits reached {logits[-1]:.3g} (from {logits[0]:.3g}), so softmax saturated; lower the "
+            "learning rate, or set model.qk_norm or model.attention_softcap"
         )
     losses = [r["loss"] for r in recent if math.isfinite(r.get("loss", math.nan))]
     if len(losses) > 5 and losses[-1] > min(losses) + 0.5:
-        return f"the loss had climbed from {min(losses):.3g} to {losses[-1]:.3g}: the learning rate is too high, or warm-up too short"
+        climb = f"from {min(losses):.3g} to {losses[-1]:.3g}"
+        return f"the loss had climbed {climb}: the learning rate is too high, or the warm-up too short"
     norms = [r["grad_norm"] for r in recent if math.isfinite(r.get("grad_norm", math.nan))]
     if len(norms) > 5 and norms[-1] > 10 * sorted(norms)[len(norms) // 2]:
-        return f"the gradient norm jumped to {norms[-1]:.3g}, ten times its median: lower the learning rate or clip harder"
+        return (
+            f"the gradient norm jumped to {norms[-1]:.3g}, ten times its median: lower the learning rate or clip harder"
+        )
     return "not visible in the metrics before it; look at the batch and at the precision"
 
 

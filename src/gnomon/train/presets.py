@@ -29,8 +29,8 @@ TINY_LR = {"pre-norm": 3e-3, "proj-spheret": 3e-3}
 
 
 def _gpt2(size: str, lr: float, residual: str) -> Recipe:
-    """The papers' settings where stated (arXiv 2606.13276: 65,536 tokens a step, warm-up 1000, cosine to a tenth, bf16);
-    nanoGPT's learning rates."""
+    """The papers' settings where stated (arXiv 2606.13276: 65,536 tokens a step, warm-up 1000, cosine to a tenth,
+    bf16); nanoGPT's learning rates."""
     return Recipe(
         name=f"gpt2-{size}",
         steps=50_000,

@@ -19,9 +19,9 @@ def probe(model: Transformer, tokens_BT: Tensor) -> dict[str, Any]:
     """Measure the model on a batch.
 
     Returns:
-        Lists over sublayers: `stream_norm` (root mean square over tokens of |h| after it), `angle` (mean angle in radians
-        it turns h by), `step_size` (alpha, where the residual has one). Lists over blocks: `attention_logit_max` and
-        `attention_entropy` (nats, mean over heads and tokens).
+        Lists over sublayers: `stream_norm` (root mean square over tokens of |h| after it), `angle` (mean angle in
+        radians it turns h by), `step_size` (alpha, where the residual has one). Lists over blocks:
+        `attention_logit_max` and `attention_entropy` (nats, mean over heads and tokens).
     """
     found: dict[str, list] = {"stream_norm": [], "angle": [], "attention_logit_max": [], "attention_entropy": []}
 
@@ -58,6 +58,6 @@ def _attention(logits_BHTS: Tensor, found: dict[str, list]) -> None:
 
 
 def angle(x: Tensor, y: Tensor) -> Tensor:
-    """Angle between rows in radians, accurate near 0 and pi where acos is not: 2 atan2(|u - w|, |u + w|) of unit vectors."""
+    """Angle between rows in radians: 2 atan2(|u - w|, |u + w|) of unit vectors, accurate near 0 and pi unlike acos."""
     u, w = (v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny) for v in (x, y))
     return 2 * torch.atan2((u - w).norm(dim=-1), (u + w).norm(dim=-1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -156,13 +157,19 @@ class Recipe:
 
 
 def to_dict(recipe: Any) -> dict[str, Any]:
-    """Nested plain values, as they go into recipe.json."""
-    return json.loads(json.dumps(dataclasses.asdict(recipe)))
+    """Nested plain values of a recipe or a part of one, as in recipe.json. Infinity, which JSON lacks, reads "inf"."""
+    return json.loads(json.dumps(_spell(dataclasses.asdict(recipe))))
 
 
-def from_dict(values: Mapping[str, Any]) -> Recipe:
+def _spell(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _spell(item) for key, item in value.items()}
+    return "inf" if value == math.inf else value
+
+
+def from_dict(values: Mapping[str, Any], kind: type = Recipe) -> Any:
     """The inverse of `to_dict`. Strict: an unknown key or a value of the wrong type is a `UserError` with its path."""
-    return _build(Recipe, values, "")
+    return _build(kind, values, "")
 
 
 def replace(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -174,7 +181,7 @@ def replace(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     for path, value in changes.items():
         *parents, last = path.split(".")
         node = values
-        for depth, key in enumerate(parents):
+        for key in parents:
             if not isinstance(node.get(key), dict):
                 raise UserError(f"unknown setting {path!r}. {suggest(path, dict(flatten(values)))}")
             node = node[key]
@@ -188,7 +195,9 @@ def difference(old: Recipe, new: Recipe) -> list[str]:
     """Lines `path: old -> new` for every value that differs."""
     a, b = dict(flatten(to_dict(old))), dict(flatten(to_dict(new)))
     absent = "(not set)"
-    return [f"{k}: {a.get(k, absent)} -> {b.get(k, absent)}" for k in sorted(a | b) if a.get(k, absent) != b.get(k, absent)]
+    return [
+        f"{k}: {a.get(k, absent)} -> {b.get(k, absent)}" for k in sorted(a | b) if a.get(k, absent) != b.get(k, absent)
+    ]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -239,7 +248,9 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(arguments):
         return tuple(_convert(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(arguments, value)))
     if origin is dict and isinstance(value, Mapping):
-        return dict(value)
+        return {key: math.inf if item == "inf" else item for key, item in value.items()}
+    if hint is float and value == "inf":
+        return math.inf
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
