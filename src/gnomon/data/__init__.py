@@ -1,1 +1,33 @@
+"""From text to the batches of a training run: corpora, tokenizers, token files, the order of batches.
 
+>>> from gnomon import data
+>>> train, val = data.split(data.open_tokens("jargon", tokenizer="byte"), 0.05)
+>>> x_BT, y_BT = data.batch(train, seed=0, step=7, batch=16, context=128)
+"""
+
+from __future__ import annotations
+
+# Nothing here imports torch, tokenizers, datasets or pyarrow; they are imported when first needed.
+from gnomon.data.batches import batch, chunks_per_epoch, slices
+from gnomon.data.corpus import CITATION, jargon
+from gnomon.data.prepare import prepare
+from gnomon.data.tokenizers import Tokenizer, tokenizer, train_bpe
+from gnomon.data.tokens import Tokens, open_tokens, split, train_val
+from gnomon.data.tokenwriter import TokenWriter
+
+__all__ = [
+    "CITATION",
+    "TokenWriter",
+    "Tokenizer",
+    "Tokens",
+    "batch",
+    "chunks_per_epoch",
+    "jargon",
+    "open_tokens",
+    "prepare",
+    "slices",
+    "split",
+    "tokenizer",
+    "train_bpe",
+    "train_val",
+]
