@@ -452,9 +452,8 @@ NANOCHAT = Family(
 # Converters store every architecture under these names, fused tensors already taken apart into thirds.
 GGUF = Family(
     "gguf",
-    "",
-    attention("attn", "q k v output")
-    | {f"attn_{name}": role for name, role in (("q", "query"), ("k", "key"), ("v", "value"), ("output", "output"))}
+    "gguf",
+    {"attn_q": "query", "attn_k": "key", "attn_v": "value", "attn_output": "output"}
     | mlp("", "ffn_gate ffn_up ffn_down")
     | mlp("", "ffn_gate_shexp ffn_up_shexp ffn_down_shexp", "shared_")
     | {
@@ -487,9 +486,10 @@ GNOMON = Family(
     | fused_attention("attention", "qkv output")
     | mlp("mlp", "gate up down")
     | fused_mlp("mlp", "gate_up down"),
-    before={"attention": "join_attention.norm", "mlp": "join_mlp.norm"},
+    # What `after` normalises, branch or sum, depends on the residual, which names do not tell.
+    before={"attention": "join_attention.before", "mlp": "join_mlp.before"},
 )
-GNOMON_MLP = Family("gnomon_mlp", "gnomon_mlp", {"linear": "linear"}, stack="main")
+GNOMON_MLP = Family("gnomon_mlp", "gnomon_mlp", {"linear": "linear"}, before={"mlp": "norm"}, stack="main")
 
 # When names alone cannot tell two rows apart, the first is named and what they disagree on is left open.
 FAMILIES: tuple[Family, ...] = (

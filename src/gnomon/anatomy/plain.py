@@ -11,7 +11,10 @@ _BUFFER = re.compile(
     r"(?:^|\.)(?:masked_bias|inv_freq|original_inv_freq|position_ids|token_type_ids|num_batches_tracked|running_mean"
     r"|running_var|relative_position_index|causal_mask|cos_cached|sin_cached|rotary_emb\.\w+|rope_freqs\.weight)$"
 )
-_NORM = re.compile(r"norm|(?:^|[._])(?:ln|rms)(?=[._\d]|$)", re.IGNORECASE)
+# The last two are gnomon's own: the norms of a residual and those at both ends of the stream.
+_NORM = re.compile(
+    r"norm|(?:^|[._])(?:ln|rms)(?=[._\d]|$)|(?:^|\.)join_\w+\.(?:before|after)$|^(?:entry|exit)$", re.IGNORECASE
+)
 _CONV = re.compile(r"conv|patch", re.IGNORECASE)
 
 

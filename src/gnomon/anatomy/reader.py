@@ -200,9 +200,6 @@ def _anatomy(
         layers = {at.layer for _, at in stack.members}
         if len(layers) == 1:
             notes.append(f"{stack.name}: one layer, so no neighbours to compare")
-    for stack, one in zip(stacks.values(), known.values()):
-        if stack.config.get("model_type") and not one.by_config and one.family.name != STRUCTURAL:
-            notes.append(f"{stack.name}: fused weights are cut as {one.family.name!r} cuts them; the names agree")
     aliases = {part.name: part.tied_to for part in parts if part.tied_to}
     if 0 < len(aliases) <= 3:
         notes += [f"{name} is the same parameter as {owner}" for name, owner in aliases.items()]
@@ -217,7 +214,7 @@ def _anatomy(
         families={stack.name: known[prefix].family.name for prefix, stack in stacks.items()},
         evidence=tuple(one.evidence for one in known.values()),
         confidence=1 - len(doubtful) / len(weights) if weights else 0.0,
-        norm_offset=first.family.norm_offset if first and first.by_config else None,
+        norm_offset=first.norm_offset if first else None,
         notes=tuple(notes),
     )
 

@@ -22,14 +22,14 @@ class Recognition:
         family: the row to read it by.
         evidence: how it was found, in words.
         norms_known: whether what the row says about which norm feeds what holds.
-        by_config: the config named the family; without it, how norms use their gains is not known.
+        norm_offset: norms multiply by this plus their gain; None when names alone do not tell.
         open: path inside the layer -> what could not be decided about the weight there.
     """
 
     family: Family
     evidence: str
     norms_known: bool = True
-    by_config: bool = False
+    norm_offset: float | None = None
     open: dict[str, Open] = field(default_factory=dict)
 
 
@@ -37,8 +37,11 @@ def recognise(stack: Stack) -> Recognition:
     """Find the family of `stack`, from its config where that names one and shapes agree."""
     model_type = stack.config.get("model_type")
     named = BY_TYPE.get(model_type or "")
-    if named is not None and named.roles.keys() & stack.samples.keys() and not _contradicted(stack, named):
-        return Recognition(named, f"{stack.name}: {model_type!r} by its config", by_config=True)
+    if named is not None and not named.roles.keys() & stack.samples.keys():
+        named = None
+    if named is not None and not _contradicted(stack, named):
+        evidence = f"{stack.name}: {model_type!r} by its config"
+        return Recognition(named, evidence, norm_offset=named.norm_offset)
 
     total = len(stack.samples)
     candidates = _candidates(stack)
@@ -46,15 +49,17 @@ def recognise(stack: Stack) -> Recognition:
         first = candidates[0]
         known = len(first.roles.keys() & stack.samples.keys())
         evidence = f"{stack.name}: {first.name!r} by names and shapes ({known} of {total} weights)"
-        if named is not None and named.roles.keys() & stack.samples.keys():
+        if named is not None:
             evidence += f"; its config says {model_type!r}, which the shapes contradict"
         elif model_type is not None:
             evidence += f"; its config says {model_type!r}, which is not in the table for these names"
         same_norms = all((family.before, family.after) == (first.before, first.after) for family in candidates)
-        return Recognition(first, evidence, same_norms, open=_differences(stack, candidates))
-    if named is not None and named.roles.keys() & stack.samples.keys():
+        # Models that the table does not know may store gain - 1 under the same names.
+        plain = model_type is None and all(family.norm_offset == 0.0 for family in candidates)
+        return Recognition(first, evidence, same_norms, 0.0 if plain else None, _differences(stack, candidates))
+    if named is not None:
         evidence = f"{stack.name}: {model_type!r} by its config, though some shapes contradict it"
-        return Recognition(named, evidence, by_config=True)
+        return Recognition(named, evidence, norm_offset=named.norm_offset)
 
     family = structural_family(stack)
     known = len(family.roles)
@@ -84,11 +89,11 @@ def _contradicted(stack: Stack, family: Family) -> bool:
         if template not in family.roles:
             continue
         for matrix in interpret(member, stack, family, oriented):
-            if member.at.adapter or matrix.in_axis is None:
+            if matrix.in_axis is None:
                 continue
             if not matrix.fits or _wrong_side(family, template, oriented):
                 return True
-            if matrix.role in ("gate", "up", "down"):
+            if matrix.role in ("gate", "up", "down") and not member.at.adapter:
                 width = matrix.shape[1] if matrix.role == "down" else matrix.shape[0]
                 inner.setdefault((member.at.layer, matrix.expert), set()).add(width)
     return any(len(widths) > 1 for widths in inner.values())

@@ -13,7 +13,6 @@ _NAMES = {
     "kv_heads": "num_key_value_heads num_kv_heads n_head_kv n_kv_heads kv_heads kv_n_heads "
     "multi_query_group_num attention.head_count_kv",
     "head_dim": "head_dim d_kv kv_channels attention.key_length",
-    "layers": "num_hidden_layers n_layer num_layers n_layers depth block_count",
     "latent": "kv_lora_rank attention.kv_lora_rank",
     "value_dim": "v_head_dim",
 }
@@ -34,7 +33,6 @@ class Sizes:
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
-    layers: int | None = None
     latent: int | None = None
     value_dim: int | None = None
 
@@ -61,7 +59,7 @@ def nested(config: Mapping[str, Any], stack: str) -> dict[str, Any]:
 
 
 def model_type(config: Mapping[str, Any]) -> str | None:
-    return config.get("model_type") or config.get("general.architecture")
+    return config.get("model_type") or ("gguf" if "general.architecture" in config else None)
 
 
 def read_sizes(config: Mapping[str, Any], stack: str) -> Sizes:

@@ -40,9 +40,11 @@ class Stack:
         found: dict[str, Member] = {}
         for member in self.members:
             tensor, at = member
-            if at.template in found or at.template in INSIDE or len(tensor.shape) < 2:
+            known = found.get(at.template)
+            # Of a LoRA pair, B (out x r) is the one whose rows tell.
+            if at.template in INSIDE or known and not (known.at.adapter == "A" and at.adapter == "B"):
                 continue
-            if plain_role(tensor, at) is None:
+            if len(tensor.shape) >= 2 and plain_role(tensor, at) is None:
                 found[at.template] = member
         return found
 
@@ -59,7 +61,7 @@ class Stack:
         seen = {(at.template, at.leaf): tensor.shape for tensor, at in self.members if len(tensor.shape) == 1}
         votes = Counter(shape[0] for shape in seen.values())
         for tensor, at in self.samples.values():
-            if not at.packed:
+            if not at.packed and not at.adapter:
                 votes.update(set(tensor.shape[-2:]))
         if self.sizes.width in votes:
             return self.sizes.width
