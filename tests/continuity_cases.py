@@ -46,7 +46,7 @@ def as_torch(case: anatomy_cases.Case, dtype=torch.float32) -> dict[str, torch.T
     return {name: torch.from_numpy(np.ascontiguousarray(x)).to(dtype) for name, x in case.tensors.items()}
 
 
-LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def llama(layers: int = 4, seed: int = 0, d: int = 32, f: int = 48, norms: bool = False) -> dict[str, torch.Tensor]:

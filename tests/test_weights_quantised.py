@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gnomon.continuity import quantised
 from gnomon.continuity.weights import open_checkpoint
 from gnomon.errors import UserError
 
@@ -109,11 +108,6 @@ def test_mxfp4_as_gpt_oss_stores_it(tmp_path):
     assert checkpoint.shapes == {name: (2, 96, 8)}
     assert torch.equal(checkpoint.read(name), expected)
     assert torch.equal(checkpoint.read(name, index=1), expected[1])
-
-
-def test_four_bit_packings_are_named(tmp_path):
-    checkpoint = opened(tmp_path, {"x.qweight": torch.ones(4, 4, dtype=torch.int32), "x.qzeros": torch.ones(1)})
-    assert quantised.packed(checkpoint.entries) == "x.qzeros"
 
 
 def test_a_plain_checkpoint_is_left_alone(tmp_path):

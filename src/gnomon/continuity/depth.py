@@ -44,7 +44,7 @@ class Heat:
 
 
 def summarise(rows: Sequence[dict[str, Any]], heats: Sequence[Heat]) -> list[dict[str, Any]]:
-    """One row per stack and role: the mean of each measure over the pairs where it is defined.
+    """One row per stack and role: the mean of each measure over the pairs where that measure is defined.
 
     `*_z` compares that mean with the closed-form null: z = (mean - null) sqrt(pairs) / sd. `*_shuffled` is
     the mean over random orders of the same layers, and `*_shuffled_z` how far the true order stands above
@@ -57,9 +57,11 @@ def summarise(rows: Sequence[dict[str, Any]], heats: Sequence[Heat]) -> list[dic
     by_role = {(heat.stack, heat.role): heat for heat in heats}
     summary = []
     for (stack, role), members in sorted(groups.items(), key=lambda item: place(*item[0])):
-        usable = [row for row in members if row["defined"]]
-        line: dict[str, Any] = {"stack": stack, "role": role, "pairs": len(members), "defined": len(usable)}
+        defined = [row for row in members if row["defined"]]
+        line: dict[str, Any] = {"stack": stack, "role": role, "pairs": len(members), "defined": len(defined)}
         for key, prefix in MEASURES.items():
+            # Near-equal sigma1 and sigma2 spoil v1 and u1, and leave the subspace and the basis-free measures.
+            usable = defined if key in ("v1_cos", "u1_cos") else [row for row in members if row["subspace_defined"]]
             values = [row for row in usable if row.get(key) is not None]
             line[key] = _mean([row[key] for row in values])
             line[f"{prefix}_null"] = _mean([row[f"{prefix}_null"] for row in values])

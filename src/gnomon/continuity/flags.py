@@ -10,18 +10,13 @@ from gnomon.continuity.measure import Measured
 from gnomon.continuity.metrics import GAP_FRAGILE, undefined
 
 
-def of_model(
-    checkpoint: Checkpoint, anatomy: Anatomy, parts: list[Part], pairs: list[Pair]
-) -> list[dict[str, Any]]:
+def of_model(checkpoint: Checkpoint, anatomy: Anatomy, parts: list[Part], pairs: list[Pair]) -> list[dict[str, Any]]:
     """Remarks about the files and about what is left out."""
     found = [flag("note", message) for message in (*checkpoint.notes, *anatomy.notes)]
-    if not any(part.layer is not None for part in anatomy):
-        found.append(flag("nothing", "no repeated layers were found; there is nothing to compare"))
-    elif not pairs:
-        layers = len({part.layer for part in parts})
-        found.append(
-            flag("nothing", f"{layers} layer(s) with matrices of known role; there is nothing to compare")
-        )
+    layers = len({(part.stack, part.layer) for part in parts})
+    if not pairs:
+        what = f"{layers} layer(s) with matrices of known role" if layers else "no layers were recognised"
+        found.append(flag("nothing", f"{what}: there is nothing to compare"))
     doubts: dict[tuple[str, str], list[Part]] = {}
     for part in anatomy.unknown:
         doubts.setdefault((part.role, part.doubt), []).append(part)
@@ -51,9 +46,7 @@ def of_matrix(one: Measured, fold_norms: bool) -> list[dict[str, Any]]:
         message = f"{part.name} ({part.role}): stopped at residual {float(at.residual_k.max()):.1e}"
         found.append(flag("unconverged", message, part))
     if fold_norms and not one.folded and part.reads_stream:
-        found.append(
-            flag("unfolded", f"{part.name} ({part.role}): no norm gain is known for it; measured raw", part)
-        )
+        found.append(flag("unfolded", f"{part.name} ({part.role}): no norm gain is known for it; measured raw", part))
     return found
 
 

@@ -45,7 +45,7 @@ def inspect(
         fold_norms: multiply the gains of neighbouring norms into each matrix first. Numbers move a lot.
         per_head: also compare attention heads.
         lag: compare layers this many places apart.
-        compare: a second source, measured the same way; the report shows both side by side.
+        compare: a second source, measured the same way (`config` included); shown side by side.
         base: for a LoRA folder, the model its update is added to.
         config: used instead of config.json.
         keep: share of parameters kept in the sharing comparison (full tier).
@@ -59,9 +59,7 @@ def inspect(
         UserError: nothing readable at `source`, or an argument is out of range.
     """
     if k < 1 or lag < 1 or not 0 < keep < 1:
-        raise UserError(
-            f"k and lag must be at least 1 and keep between 0 and 1; got k={k}, lag={lag}, keep={keep}"
-        )
+        raise UserError(f"k and lag must be at least 1 and keep between 0 and 1; got k={k}, lag={lag}, keep={keep}")
     started = time.monotonic()
     checkpoint = open_checkpoint(source, base=base, config=config)
     anatomy = _anatomy(source, checkpoint, config)
@@ -87,8 +85,8 @@ def inspect(
     }
     report = work.report(checkpoint, anatomy, settings, total, time.monotonic() - started)
     if compare is not None:
-        same = {"full": full, "fold_norms": fold_norms, "per_head": per_head, "lag": lag, "keep": keep}
-        report = replace(report, other=inspect(compare, k, **same, progress=progress))
+        same = {"full": full, "fold_norms": fold_norms, "per_head": per_head, "lag": lag, "config": config}
+        report = replace(report, other=inspect(compare, k, **same, keep=keep, progress=progress))
     return report
 
 
@@ -143,6 +141,7 @@ class _Work:
                 reason = "both layers hold the same numbers"
                 message = f"{pair.first.name} and {pair.second.name} hold the same numbers: 1.0 by identity"
                 self.flags.append(flags.flag("copied", message, pair.second))
+                row["subspace_defined"] = False
             row |= {"defined": not reason, "reason": reason}
         self.rows[pair] = row
         self.heads[pair] = heads.rows(first, second)
@@ -225,9 +224,7 @@ def _matrix(one: Measured, checkpoint: Checkpoint, k: int) -> dict[str, Any]:
         "error": one.error,
     }
     if at is None:
-        return row | dict.fromkeys(
-            ("norm", "sigma", "gap", "residual", "stable_rank", "effective_rank"), None
-        )
+        return row | dict.fromkeys(("norm", "sigma", "gap", "residual", "stable_rank", "effective_rank"), None)
     return row | {
         "norm": at.norm,
         "sigma": at.sigma_k[:k].tolist(),

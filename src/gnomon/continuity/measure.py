@@ -69,11 +69,7 @@ def wanted(anatomy: Anatomy) -> list[Part]:
     return [
         part
         for part in anatomy
-        if part.is_matrix
-        and part.layer is not None
-        and part.sublayer
-        and not part.doubt
-        and part.tied_to is None
+        if part.is_matrix and part.layer is not None and part.sublayer and not part.doubt and part.tied_to is None
     ]
 
 
@@ -90,10 +86,7 @@ def units(checkpoint: Checkpoint, parts: Sequence[Part], by_role: bool) -> list[
         found.append(Unit(name, index, members, nbytes))
     if by_role:
         place = {role: at for at, role in enumerate(dict.fromkeys((p.stack, p.role) for p in parts))}
-        one = [
-            (place[unit.parts[0].stack, unit.parts[0].role], unit.index or 0, unit.parts[0].layer)
-            for unit in found
-        ]
+        one = [(place[unit.parts[0].stack, unit.parts[0].role], unit.index or 0, unit.parts[0].layer) for unit in found]
         return [unit for _, unit in sorted(zip(one, found), key=lambda pair: pair[0])]
     return sorted(found, key=lambda unit: (order[unit.name], unit.index or 0))
 
@@ -136,9 +129,7 @@ def measure(
             pool.shutdown(cancel_futures=True)
 
 
-def _one(
-    checkpoint: Checkpoint, anatomy: Anatomy, part: Part, tensor: Tensor, index: int | None, how: How
-) -> Measured:
+def _one(checkpoint: Checkpoint, anatomy: Anatomy, part: Part, tensor: Tensor, index: int | None, how: How) -> Measured:
     block = part.block if index is None else replace(part.block, index=None)
     W_MN = block.take(tensor)
     try:
@@ -149,15 +140,11 @@ def _one(
         erank = metrics.effective_rank(at.sigma_k) if how.full and at.norm else None
         heads = _heads(anatomy, part, W_MN) if how.heads and part.heads else None
     except UserError as error:
-        return Measured(
-            part, error=f"{checkpoint.entries[part.name].file}: {part.name!r} ({part.role}): {error}"
-        )
+        return Measured(part, error=f"{checkpoint.entries[part.name].file}: {part.name!r} ({part.role}): {error}")
     return Measured(part, at, at.sigma_k.clone(), erank, heads, folded)
 
 
-def fold(
-    checkpoint: Checkpoint, anatomy: Anatomy, part: Part, W_MN: Tensor
-) -> tuple[Tensor, tuple[str, ...]]:
+def fold(checkpoint: Checkpoint, anatomy: Anatomy, part: Part, W_MN: Tensor) -> tuple[Tensor, tuple[str, ...]]:
     """diag(g_after) W diag(g_before): the matrix between normalised streams. Which gains is returned too."""
     folded = []
     for name, of_inputs in ((part.norm_before, True), (part.norm_after, False)):

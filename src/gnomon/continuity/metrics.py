@@ -44,6 +44,12 @@ def undefined(at: Singular) -> str:
     return ""
 
 
+def flat(at: Singular, k: int) -> bool:
+    """Whether the k leading singular values are all equal, so that no subspace leads (Stiefel weights)."""
+    k = min(k, len(at.sigma_k))
+    return at.norm == 0 or (k > 1 and float(at.sigma_k[0]) < GAP_UNDEFINED * float(at.sigma_k[k - 1]))
+
+
 def compare(a: Singular, b: Singular, k: int, full: bool) -> dict[str, Any]:
     """All measures of a pair: None for those of the full tier without it, and for all where one is zero."""
     row: dict[str, Any] = {}
@@ -59,6 +65,7 @@ def compare(a: Singular, b: Singular, k: int, full: bool) -> dict[str, Any]:
         row[f"angles_{side}"] = [round(angle, 4) for angle in angles]
         row[f"angle_{side}_null"] = math.degrees(subspace.angle_null(dim, k))
     row |= _full(a, b) if full else _NO_FULL
+    row["subspace_defined"] = not (flat(a, k) or flat(b, k))
     row["gap"] = finite(min(a.gap, b.gap))
     row["residual"] = float(max(a.residual_k[:k].max(), b.residual_k[:k].max()))
     return row
@@ -81,7 +88,7 @@ def _full(a: Singular, b: Singular) -> dict[str, float | None]:
     M, N, r = a.U_kM.shape[1], a.V_kN.shape[1], min(a.U_kM.shape[1], a.V_kN.shape[1])
     if a.norm == 0 or b.norm == 0 or len(a.sigma_k) < r or len(b.sigma_k) < r:
         return _NO_FULL
-    share_a, share_b = a.sigma_k.square() / a.norm**2, b.sigma_k.square() / b.norm**2
+    share_a, share_b = (x.sigma_k.square() / x.sigma_k.square().sum() for x in (a, b))
     spread = float(share_a.square().sum().sqrt())
     row: dict[str, float | None] = {}
     cross = {}
@@ -96,9 +103,7 @@ def _full(a: Singular, b: Singular) -> dict[str, float | None]:
     return row
 
 
-def gram_cosine(
-    share_a: Tensor, share_b: Tensor, C_rr: Tensor, dim: int, centred: bool = True
-) -> float | None:
+def gram_cosine(share_a: Tensor, share_b: Tensor, C_rr: Tensor, dim: int, centred: bool = True) -> float | None:
     """Cosine of G = W^T W and G' from their eigenvalues (at trace 1) and the cosines of their eigenvectors.
 
     <G, G'> = sum_ij s_i s'_j C_ij^2. Not centred it is 1/(1 + N/M) already for random matrices; centring
@@ -108,7 +113,7 @@ def gram_cosine(
     inner = float(share_a @ C_rr.square() @ share_b)
     own_a, own_b = float(share_a @ share_a), float(share_b @ share_b)
     mean = 1 / dim if centred else 0.0
-    if min(own_a, own_b) - mean < 1e-9 * mean:
+    if min(own_a, own_b) - mean < 1e-6 * mean:
         return None
     return (inner - mean) / math.sqrt((own_a - mean) * (own_b - mean))
 

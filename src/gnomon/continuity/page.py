@@ -36,17 +36,11 @@ _SUBSPACE = "Mean squared cosine of the principal angles between the k leading d
 
 def page(report: Report) -> Any:
     """A `gnomon.report.Page` of the whole report."""
-    folded = (
-        "norm gains folded in" if report.settings["fold_norms"] else "raw weights, norm gains not folded in"
-    )
-    sheet = drawing.Page(
-        f"Continuity of {report.model}", f"{report.family} · {report.settings['tier']} · {folded}"
-    )
+    folded = "norm gains folded in" if report.settings["fold_norms"] else "raw weights, norm gains not folded in"
+    sheet = drawing.Page(f"Continuity of {report.model}", f"{report.family} · {report.settings['tier']} · {folded}")
     sheet.flags(remarks(report.flags), title="Before you believe a number")
     if not report.rows:
-        return sheet.text("There is nothing to compare: see the remarks above.").facts(
-            report.settings, "Settings"
-        )
+        return sheet.text("There is nothing to compare: see the remarks above.").facts(report.settings, "Settings")
     _in_short(sheet, report)
     if report.other:
         _compared(sheet, report, report.other)
@@ -171,9 +165,7 @@ def _spectra(sheet: Any, report: Report) -> None:
             points += _outline(layer, sigma, full)
         name = f"{stack}: {role}" if several else role
         unit = "singular value / root mean square" if full else "number of the singular value"
-        chart = drawing.ridgeline(
-            points, "layer", "x", "height", title=name, log_x=full, x_title=unit, width=300
-        )
+        chart = drawing.ridgeline(points, "layer", "x", "height", title=name, log_x=full, x_title=unit, width=300)
         sheet.chart(chart, name=f"spectrum-{stack}-{role}", width=1 / 2)
 
 
@@ -189,9 +181,7 @@ def _outline(layer: int, sigma: torch.Tensor, full: bool) -> list[dict[str, Any]
 
 
 def _serial(sheet: Any, report: Report) -> None:
-    usable = [
-        row | {"pair": f"{row['role']} → {row['next_role']}"} for row in report.serial if row["defined"]
-    ]
+    usable = [row | {"pair": f"{row['role']} → {row['next_role']}"} for row in report.serial if row["defined"]]
     if not usable:
         return
     sheet.section("What is written, and what the next sublayer reads").text(
@@ -201,9 +191,7 @@ def _serial(sheet: Any, report: Report) -> None:
     )
     null = {"chance": usable[0]["uv_null"]}
     sheet.chart(
-        drawing.profile(
-            usable, "layer", "uv_cos", "pair", title="Serial alignment", y_title="|cos|", reference=null
-        ),
+        drawing.profile(usable, "layer", "uv_cos", "pair", title="Serial alignment", y_title="|cos|", reference=null),
         name="serial",
     )
 

@@ -118,9 +118,7 @@ def _refuse_others(path: Path) -> None:
         head = file.read(64)
     # CTranslate2: a version, then the length and the name of a model specification.
     if re.match(rb"[\x01-\x20]\x00\x00\x00.\x00[A-Za-z0-9]+Spec\x00", head, re.DOTALL):
-        raise UserError(
-            f"{path} is a CTranslate2 model, not a torch checkpoint. Pass the model it was converted from."
-        )
+        raise UserError(f"{path} is a CTranslate2 model, not a torch checkpoint. Pass the model it was converted from.")
     if head[:1] != b"\x80" and (what := wrong_format(path, "a torch file")):
         raise UserError(what)
     if head[8:9] == b"{":

@@ -21,9 +21,6 @@ from gnomon.errors import UserError
 _BLOCK = 128
 _SCALED = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8")
 _SCALES = (".weight_scale_inv", "_scale_inv", ".weight_scale", "_scale", ".scales", ".scale", ".SCB")
-# Four-bit layouts whose packing varies between versions: said, not guessed.
-_PACKED = (".qzeros", ".g_idx", ".weight_packed", ".weight_scale_2", ".absmax", "bitsandbytes__nf4")
-
 # The sixteen values of a 4-bit float (E2M1), by code; OCP Microscaling Formats 1.0, table 5.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -86,11 +83,6 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
         return scaled(weight, scale, block, f"{entry.file}: {stored!r}") / unit
 
     return dataclasses.replace(checkpoint, entries=entries, load=load)
-
-
-def packed(names: Mapping[str, Entry]) -> str | None:
-    """The first tensor of a packed four-bit layout that is not read, or None."""
-    return next((name for name in names if name.endswith(_PACKED)), None)
 
 
 def scaled(weight: Tensor, scale: Tensor, block: tuple[int, int], what: str) -> Tensor:

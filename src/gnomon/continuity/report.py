@@ -89,10 +89,7 @@ class Report:
         found = {key: getattr(self, key) for key in keys}
         found["heat"] = [
             {"stack": heat.stack, "role": heat.role, "layers": list(heat.layers)}
-            | {
-                key: [[round(x, 6) for x in line] for line in getattr(heat, key).tolist()]
-                for key in ("v1", "u1")
-            }
+            | {key: [[round(x, 6) for x in line] for line in getattr(heat, key).tolist()] for key in ("v1", "u1")}
             for heat in self.heats
         ]
         if self.other:
@@ -142,9 +139,7 @@ class Report:
         if self.summary:
             columns, formats = summary_columns(self)
             drawing.show(self.summary, columns, formats=formats, console=console)
-            console.print(
-                "│ marks the null level: what unrelated directions of the same dimension give", markup=False
-            )
+            console.print("│ marks the null level: what unrelated directions of the same dimension give", markup=False)
         if self.other:
             from gnomon.continuity import sidebyside
 
@@ -157,9 +152,7 @@ class Report:
 def summary_columns(report: Report) -> tuple[dict[str, str], dict[str, Any]]:
     """Columns of the summary table and their formats; those without a value are left out."""
     wanted = _COLUMNS | (_FULL_COLUMNS if report.settings["tier"] == "full" else {})
-    columns = {
-        key: head for key, head in wanted.items() if any(line.get(key) is not None for line in report.summary)
-    }
+    columns = {key: head for key, head in wanted.items() if any(line.get(key) is not None for line in report.summary)}
     if len({line["stack"] for line in report.summary}) == 1:
         columns.pop("stack", None)
     bars = {

@@ -152,9 +152,7 @@ def read_header(path: Path) -> dict[str, Entry]:
             raise UserError(f"{path} is damaged: {both} {kind}. Download it again.")
         end, before = entry.offset + entry.nbytes, name
     if end != size:
-        raise UserError(
-            f"{path} is damaged: its tensors end at byte {end} and the file at {size}. Download it again."
-        )
+        raise UserError(f"{path} is damaged: its tensors end at byte {end} and the file at {size}. Download it again.")
     return entries
 
 

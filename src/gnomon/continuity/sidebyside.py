@@ -40,9 +40,7 @@ def summary(one: Report, other: Report) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"stack": stack, "role": role}
         for key in _KEYS:
             row |= {key: a.get(key), f"{key}_other": b.get(key)}
-        members = [
-            turn for turn in turns if (turn["stack"], turn["role"]) == (stack, role) and turn["defined"]
-        ]
+        members = [turn for turn in turns if (turn["stack"], turn["role"]) == (stack, role) and turn["defined"]]
         for side in "vu":
             angles = [turn[f"turned_{side}"] for turn in members]
             row[f"turned_{side}"] = sum(angles) / len(angles) if angles else None

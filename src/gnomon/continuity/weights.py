@@ -90,9 +90,7 @@ def _open_folder(folder: Path) -> Checkpoint:
             return gguf_file.open_files(ggufs)
         raise UserError(f"{folder} holds several GGUF files ({shown(folder)}). Pass the path of one.")
     hint = next((_convert(files[name]) for name in files if Path(name).suffix in _FOREIGN), "")
-    raise UserError(
-        f"{folder} holds no checkpoint (*.safetensors, *.bin, *.pt, *.gguf) but {shown(folder)}. " + hint
-    )
+    raise UserError(f"{folder} holds no checkpoint (*.safetensors, *.bin, *.pt, *.gguf) but {shown(folder)}. " + hint)
 
 
 def _open_file(path: Path) -> Checkpoint:

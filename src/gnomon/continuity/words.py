@@ -79,9 +79,7 @@ def advice(report: Report) -> str:
 
 def _sharing(report: Report) -> str:
     if not report.sharing:
-        return (
-            "The full tier (`full=True`) prices a shared basis against a private SVD with as many parameters."
-        )
+        return "The full tier (`full=True`) prices a shared basis against a private SVD with as many parameters."
     better = []
     for line in sharing_means(report.sharing):
         best = min(("input", "output"), key=lambda way: line[way])
