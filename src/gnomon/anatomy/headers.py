@@ -70,7 +70,7 @@ def read_file(path: str | os.PathLike) -> dict[str, Header]:
     try:
         entries = json.loads(text)
         found = {
-            name: Header(tuple(int(n) for n in entry["shape"]), str(entry["dtype"]))
+            name: Header(_shape(entry["shape"]), str(entry["dtype"]))
             for name, entry in entries.items()
             if name != "__metadata__"
         }
@@ -84,6 +84,13 @@ def read_file(path: str | os.PathLike) -> dict[str, Header]:
             "trailing bytes; fetch it again"
         )
     return found
+
+
+def _shape(numbers: Any) -> tuple[int, ...]:
+    shape = tuple(int(n) for n in numbers)
+    if any(n < 0 for n in shape):
+        raise ValueError(f"a shape of {list(shape)}")
+    return shape
 
 
 def _sharded(index: Path) -> dict[str, Header]:
