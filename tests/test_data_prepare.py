@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from gnomon.data import open_tokens, prepare, tokenizer, train_bpe, train_val
 from gnomon.data import tokenwriter as writing
 from gnomon.data.hub import _articles
+from gnomon.data.local import LocalFiles, find
 from gnomon.errors import UserError
 
 BYTE = tokenizer("byte")
@@ -82,6 +83,15 @@ def test_several_sources_are_one_stream(tmp_path):
         prepare(source, out, tokenizer="byte", val_fraction=0)
         assert open_tokens(out)[:].tolist() == expected(DOCUMENTS)
         assert not list(out.glob("val*"))
+
+
+def test_the_progress_runs_through_all_files(tmp_path):
+    for number in range(3):
+        jsonl(tmp_path / f"{number}.jsonl", DOCUMENTS * (1 + 100 * number))
+    source = LocalFiles(find(tmp_path), "text", 0)
+    positions = [piece.position for piece in source.pieces("train")]
+    assert positions == sorted(positions) and positions[-1] == source.total("train")
+    assert len(set(positions)) > 100
 
 
 def test_a_text_file_is_kept_to_the_byte_and_long_ones_are_cut_safely(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from gnomon.data import CITATION, jargon, tokenizer, train_bpe
 from gnomon.data.corpus import packaged
-from gnomon.data.pieces import PIECE, cut
+from gnomon.data.pieces import _CUT, PIECE, cut
 from gnomon.data.tokenizers import END_OF_TEXT, gpt2_vocabulary
 from gnomon.errors import UserError
 
@@ -116,16 +117,24 @@ def test_pieces_are_tokenised_like_the_whole(name, word):
         assert np.array_equal(np.concatenate(opened.encode_many(pieces)), opened.encode(text))
 
 
-@given(st.lists(st.sampled_from([" ", "  ", "\n", "\t", "a", "it's", "9", "é", "。", "\x85", "\x1c", "-"]), min_size=1))
+@functools.cache
+def blank_merging():
+    """A vocabulary that, other than GPT-2's, merges blanks with each other and with line breaks."""
+    return train_bpe(["x   y\n\n  \t\t z    -- \n" * 50], 300)
+
+
+STRETCHES = [" ", "  ", "\n", "\t", "x", "it's", "9", "é", "。", "\x85", "\x1c", "--"]
+
+
+@given(st.lists(st.sampled_from(STRETCHES), min_size=1))
 @settings(max_examples=300, deadline=None)
 def test_every_blank_between_two_characters_is_a_safe_cut(parts):
-    from gnomon.data.pieces import _CUT
-
-    text, gpt2 = "".join(parts), tokenizer("gpt2")
-    whole = gpt2.encode(text).tolist()
-    for found in _CUT.finditer(text):
-        left, right = gpt2.encode_many([text[: found.start()], text[found.start() :]])
-        assert [*left, *right] == whole
+    text = "".join(parts)
+    for opened in (tokenizer("gpt2"), blank_merging()):
+        whole = opened.encode(text).tolist()
+        for found in _CUT.finditer(text):
+            left, right = opened.encode_many([text[: found.start()], text[found.start() :]])
+            assert [*left, *right] == whole
 
 
 def test_a_trained_bpe_is_saved_and_opened_again(tmp_path):
