@@ -65,6 +65,8 @@ def test_the_late_range_leaves_the_first_values_out_only_when_that_helps():
     flat = [{"x": i, "y": 2 + i % 2} for i in range(100)]
     assert late_range(flat, "x", "y", 0.1) is None
     assert late_range(falling, "x", "y", 0) is None
+    level = [{"x": 0, "y": 10}, *({"x": i, "y": 2} for i in range(10, 100))]
+    assert late_range(level, "x", "y", 0.05) is None  # a range without height is no range
 
 
 def test_noise_is_told_from_a_trend():

@@ -47,7 +47,8 @@ def run_page(runs: Sequence[Run], title: str | None = None) -> Page:
     page = Page(title or _title(runs), f"{len(runs)} runs" if len(runs) > 1 else "")
     for run in runs:
         if run.postmortem is not None:
-            page.flags([f"{key}: {value}" for key, value in flatten(run.postmortem).items()],
+            told = {key: value for key, value in flatten(run.postmortem).items() if not isinstance(value, list)}
+            page.flags([f"{key.replace('_', ' ')}: {value}" for key, value in told.items()],
                        title=f"{run.name} stopped before the update", level="error")
     page.flags([note for run in runs for note in run.notes], title="Read with care")
     page.table([summary(run) for run in runs], **SUMMARY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ class Run:
         return [row[key] for row in self.metrics if drawable(row.get(key))]
 
     def last(self, key: str) -> Any:
-        return next((row[key] for row in reversed(self.metrics) if row.get(key) is not None), None)
+        """What was recorded last under `key`, NaN included; None when nothing ever was."""
+        return next((row[key] for row in reversed(self.metrics) if key in row), None)
 
 
 def read_run(folder: Path) -> Run:
@@ -128,8 +130,9 @@ def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 bad += [number] if line.strip() else []
                 continue
             if isinstance(row, dict) and drawable(row.get("step")):
-                # A resumed run repeats the steps after its checkpoint; what it wrote last counts.
-                rows[row["step"]] = row
+                # JSON has no NaN: null is a number that was not finite. A resumed run may repeat the steps
+                # after its checkpoint; what it wrote last counts.
+                rows[row["step"]] = {key: math.nan if value is None else value for key, value in row.items()}
             else:
                 bad.append(number)
     if not rows:
