@@ -193,6 +193,15 @@ def test_a_run_that_was_never_finite_still_gets_a_page(tmp_path):
     assert charts(page) == [] and "nan" in words(page)
 
 
+def test_a_single_point_is_no_chart(tmp_path):
+    page = run_page(read_runs([make(tmp_path / "a", metrics(10))]))  # one validation, one probe
+    drawn = charts(page)
+    assert "loss-tokens" in drawn and "stream-norm-depth" in drawn
+    assert "val-loss-tokens" not in drawn and "stream-norm-max" not in drawn
+    never = make(tmp_path / "b", [{"step": 1, "tokens": 1, "seconds": 1.0, "loss": None}])
+    assert 'id="loss"' not in words(run_page(read_runs([never])))
+
+
 def test_writes_the_page_and_the_figures(tmp_path):
     folder = make(tmp_path / "a", [{"step": s, "tokens": s, "seconds": s, "loss": 2.0 + 1 / s} for s in range(1, 9)])
     path = run_report([folder], tmp_path / "out")

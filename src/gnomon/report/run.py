@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,6 @@ def run_page(runs: Sequence[Run], title: str | None = None) -> Page:
     differing, common = _settings(runs)
     if len(runs) > 1:
         page.table(differing, title="Settings that differ")
-    page.section("Loss")
     _losses(page, runs)
     keys = in_order(_measured(runs))
     for section in SECTIONS:
@@ -105,10 +105,12 @@ def _measured(runs: Sequence[Run]) -> list[str]:
 
 def _losses(page: Page, runs: Sequence[Run]) -> None:
     half_life = min(len(run.metrics) for run in runs) / 100
+    if any(_lines(_rows(runs, key, x)) for key in ("loss", "val_loss") for x in ("tokens", "seconds")):
+        page.section("Loss")
     for x, width in (("tokens", 1), ("seconds", 0.5)):
         for key, name in (("loss", "Training loss"), ("val_loss", "Validation loss")):
             rows = _rows(runs, key, x)
-            if not any(drawable(row[key]) and drawable(row[x]) for row in rows):
+            if not _lines(rows):
                 continue
             smoothing = half_life if key == "loss" and half_life >= 1 else 0
             chart = curves(rows, x, key, "run", order=_names(runs), title=f"{name} over {x}",
@@ -147,6 +149,8 @@ def _draw_depth(page: Page, runs: Sequence[Run], key: str, known: Measure) -> No
                          title=f"{known.title} over depth", x_title="depth (index)", y_title=_y(known),
                          log_y=_wide(profiles, key), **_HALF)
     page.chart(over_depth, known.caption, f"{key}-depth", 0.5)
+    if not _lines(extremes):
+        return
     over_steps = curves(extremes, "step", key, "run", order=_names(runs), y_title=_y(known),
                         title=f"{known.title}: {known.worst} over depth", log_y=_wide(extremes, key), **_HALF)
     page.chart(over_steps, "", f"{key}-{known.worst}", 0.5)
@@ -182,6 +186,12 @@ def _names(runs: Sequence[Run]) -> list[str]:
 def _rows(runs: Sequence[Run], key: str, x: str) -> list[dict[str, Any]]:
     return [{x: row[x], key: row[key], "run": run.name}
             for run in runs for row in run.metrics if key in row and x in row]
+
+
+def _lines(rows: Sequence[dict]) -> bool:
+    """Whether some run has two points to draw a line between; a single one is in the table."""
+    counts = Counter(row["run"] for row in rows if all(drawable(row[key]) for key in row if key != "run"))
+    return max(counts.values(), default=0) > 1
 
 
 def _y(known: Measure) -> str:
