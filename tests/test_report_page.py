@@ -112,7 +112,7 @@ def test_nothing_passed_in_becomes_markup(read):
 
 def test_specs_are_json_and_hold_the_data(read):
     specs = [json.loads(data) for tag, data in read.texts if tag == "script" and data.startswith("{")]
-    rows = specs[0]["datasets"]["rows"]
+    rows = specs[0]["data"]
     assert rows["columns"] == ["step", "run", "loss"] and [9, EVIL, 2.1] in rows["rows"]
     assert specs[0]["width"] == "container" and "config" not in specs[0]
     assert set(specs[2]) == {"light", "dark"}

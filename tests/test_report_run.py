@@ -150,17 +150,17 @@ def test_every_metric_gets_a_chart_known_or_not(tmp_path):
 
 def test_profiles_show_first_middle_and_last_and_curves_the_extreme(tmp_path):
     page = run_page(read_runs([make(tmp_path / "a"), make(tmp_path / "b", metrics(40, 2.0), "pre-norm")]))
-    rows = page._figures["stream-norm-depth"]["datasets"]["rows"]
+    rows = json.loads(page._figures["stream-norm-depth"]["data"]["values"])
     firsts = {(row["run"], row["probe"]): row["stream_norm"] for row in rows if row["depth"] == 0}
     assert firsts == {("sphere", "first probe"): 10, ("sphere", "middle probe"): 30, ("sphere", "last probe"): 40,
                       ("pre-norm", "first probe"): 20, ("pre-norm", "middle probe"): 60, ("pre-norm", "last probe"): 80}
-    entropy = page._figures["attention-entropy-min"]["datasets"]["rows"]
+    entropy = json.loads(page._figures["attention-entropy-min"]["data"]["values"])
     assert {row["attention_entropy"] for row in entropy} == {1.0}
 
 
 def test_tensors_that_differ_by_layer_share_a_panel(tmp_path):
     page = run_page(read_runs([make(tmp_path / "a")]))
-    rows = page._figures["sigma-max"]["datasets"]["rows"]
+    rows = json.loads(page._figures["sigma-max"]["data"]["values"])
     assert {row["tensors"] for row in rows} == {"attention.q", "attention.k"}
     assert {(row["smallest"], row["sigma_max"], row["largest"]) for row in rows} == {(1.0, 2.0, 3.0)}
 

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnomon.report.parts import (
-    ROWS,
     colours,
-    columns,
+    data,
     field,
     finish,
     hover,
@@ -96,16 +95,15 @@ def curves(rows: Sequence[dict], x: str, y: str, series: str | None = None, *, l
     layers += [line, hover(base, over(mean), [x, *keys]), *rules(reference, "y")]
     # Vega-Lite draws the legend of the first layer, so a click reaches only a selection that stands there.
     layers[0] = layers[0].add_params(*shown)
-    chart = alt.layer(*layers, data=alt.NamedData(ROWS))
-    drawn = columns(points, [x, *keys, *dict.fromkeys((mean, y)), *edges])
+    chart = alt.layer(*layers, data=data(points, [x, *keys, *dict.fromkeys((mean, y)), *edges]))
     if not panel:
-        return finish(chart, drawn, title, notes, width=width, height=height)
+        return finish(chart, title, notes, width=width, height=height)
     names = [key[0] for key in groups(points, [panel])]
     across = min(3, len(names))
     facet = alt.Facet(field=field(panel), type="nominal", sort=names, title=None)
     chart = chart.properties(width=PANELS // across - 50, height=130).facet(facet, columns=across)
     chart = chart.resolve_scale(y="independent").resolve_axis(x="independent")
-    return finish(chart, drawn, title, notes)
+    return finish(chart, title, notes)
 
 
 def profile(rows: Sequence[dict], x: str, y: str, series: str | None = None, **options):
@@ -133,7 +131,7 @@ def heatmap(rows: Sequence[dict], x: str, y: str, value: str, title: str | None 
     low, high = domain or extent(kept, [value])
     cell = min(max(width // len(across), 4), 56)
     axis = alt.Axis(labelAngle=0, labelOverlap=True, domain=False, ticks=False)
-    base = alt.Chart(alt.NamedData(ROWS)).encode(
+    base = alt.Chart(data(kept, [x, y, value])).encode(
         alt.X(field=field(x), type="ordinal", sort=across, title=x_title or x, axis=axis),
         alt.Y(field=field(y), type="ordinal", sort=down, title=y_title or y, axis=axis),
         tooltip=tips(kept, [x, y, value]))
@@ -150,8 +148,7 @@ def heatmap(rows: Sequence[dict], x: str, y: str, value: str, title: str | None 
             alt.Text(field=field(value), type="quantitative", format=".2f"),
             color=alt.condition(light, alt.value("#15171c"), alt.value("#ffffff"))))
     step = alt.Step(cell)
-    drawn = columns(kept, [x, y, value])
-    return finish(alt.layer(*layers), drawn, title, left_out(lost, "cell"), width=step, height=step)
+    return finish(alt.layer(*layers), title, left_out(lost, "cell"), width=step, height=step)
 
 
 def intervals(rows: Sequence[dict], name: str, mean: str, low: str, high: str,
@@ -185,10 +182,9 @@ def intervals(rows: Sequence[dict], name: str, mean: str, low: str, high: str,
     line = base.mark_rule(strokeWidth=2.5, opacity=0.55, strokeCap="round")
     dot = base.mark_point(size=70, opacity=1)
     layers = [line.encode(along(low), alt.X2(field=field(high))).add_params(*shown), dot.encode(along(mean))]
-    chart = alt.layer(*layers, *rules(reference, "x"), data=alt.NamedData(ROWS))
-    drawn = columns(kept, [name, series, mean, low, high])
+    chart = alt.layer(*layers, *rules(reference, "x"), data=data(kept, [name, series, mean, low, high]))
     tall = max(60, 26 * len(names) * rows_each)
-    return finish(chart, drawn, title, left_out(lost, "row"), width=width, height=tall)
+    return finish(chart, title, left_out(lost, "row"), width=width, height=tall)
 
 
 def ridgeline(rows: Sequence[dict], layer: str, x: str, height: str, *, title: str | None = None,
@@ -217,7 +213,7 @@ def ridgeline(rows: Sequence[dict], layer: str, x: str, height: str, *, title: s
     axis = alt.Axis(values=labelled, tickCount=len(labelled), grid=False, labelOverlap=False,
                     labelExpr=f"{json.dumps(names)}[datum.value]")
     scale = alt.Scale(domain=[len(names) - 0.9, -overlap], nice=False)
-    chart = alt.Chart(alt.NamedData(ROWS)).mark_area(
+    chart = alt.Chart(data(points, [layer, x, height, "base", "top"])).mark_area(
         fillOpacity=0.75, line={"strokeWidth": 1}).encode(
         alt.X(field=field(x), type="quantitative", title=x_title or x,
               scale=alt.Scale(type="log" if log_x else "linear", nice=False, zero=False)),
@@ -227,8 +223,7 @@ def ridgeline(rows: Sequence[dict], layer: str, x: str, height: str, *, title: s
         alt.Detail(field="base", type="quantitative"),
         tooltip=tips(points, [layer]))
     tall = min(560, 60 + 26 * len(names))
-    drawn = columns(points, [layer, x, height, "base", "top"])
-    return finish(chart, drawn, title, left_out(lost, "point"), width=width, height=tall)
+    return finish(chart, title, left_out(lost, "point"), width=width, height=tall)
 
 
 def _lines(rows: Sequence[dict], x: str, y: str, mean: str, keys: Sequence[str], half_life: float,

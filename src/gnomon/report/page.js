@@ -4,15 +4,16 @@ const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const themes = JSON.parse(document.getElementById("themes").textContent);
 const drawn = new Map();
 
+// The page keeps rows without repeating their keys.
 function unpack({ columns, rows }) {
-  return rows.map((row) => Object.fromEntries(columns.map((column, i) => [column, row[i]])));
+  return { values: rows.map((row) => Object.fromEntries(columns.map((column, i) => [column, row[i]]))) };
 }
 
 async function draw(figure) {
   const place = figure.querySelector(".chart");
   place.textContent = "";
   const spec = JSON.parse(figure.querySelector("script").textContent);
-  for (const [name, packed] of Object.entries(spec.datasets)) spec.datasets[name] = unpack(packed);
+  if (spec.data?.columns) spec.data = unpack(spec.data);
   drawn.get(figure)?.finalize();
   try {
     const result = await vegaEmbed(place, spec, {

@@ -191,20 +191,17 @@ def _for_page(spec: dict) -> dict:
         del spec["config"]
     if isinstance(spec.get("width"), (int, float)):
         spec["width"] = "container"
-    spec["datasets"] = {name: _packed(rows) for name, rows in spec.get("datasets", {}).items()}
+    rows = list(_rows(spec))
+    if rows and "datasets" not in spec:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        spec["data"] = {"columns": columns, "rows": [[row.get(key) for key in columns] for row in rows]}
     return spec
 
 
-def _packed(rows: Sequence[dict]) -> dict:
-    """Rows without their keys repeated; page.js unpacks them."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return {"columns": columns, "rows": [[row.get(key) for key in columns] for row in rows]}
-
-
 def _rows(spec: dict) -> Iterator[dict]:
-    """The rows a chart draws, wherever altair has put them."""
-    values = spec.get("data", {}).get("values")  # where charts made elsewhere may have them
-    yield from values if isinstance(values, list) else ()
+    """The rows a chart draws: JSON in our charts, lists of dicts or named sets in those made elsewhere."""
+    values = spec.get("data", {}).get("values", ())
+    yield from json.loads(values) if isinstance(values, str) else values
     for dataset in spec.get("datasets", {}).values():
         yield from dataset
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from gnomon.errors import UserError
 from gnomon.report.points import groups, short
 from gnomon.report.theme import DASHES, SERIES, theme
 
-ROWS = "rows"  # name under which a chart holds its data, at the top, once; altair checks it only there
 HOVER = "hover"  # name of the layer that only a pointer brings to life
 
 
@@ -28,10 +28,15 @@ def field(name: str) -> str:
     return "".join("_" if c in ".[]\\\"':" else c for c in name)
 
 
-def columns(rows: Sequence[dict], keys: Sequence[str | None]) -> list[dict]:
-    """These columns of the rows, cut to the digits an eye can see."""
+def data(rows: Sequence[dict], keys: Sequence[str | None]) -> Any:
+    """These columns of the rows, cut to the digits an eye can see.
+
+    As one JSON text, which Vega reads: altair would check and copy thousands of dicts, value by value, for seconds.
+    """
     names = {key: field(key) for key in keys if key}
-    return [{name: short(row[key]) for key, name in names.items() if key in row} for row in rows]
+    cut = [{name: short(row[key]) for key, name in names.items() if key in row} for row in rows]
+    alt = need("altair")
+    return alt.Data(values=json.dumps(cut), format=alt.JsonDataFormat(type="json"))
 
 
 def tips(rows: Sequence[dict], keys: Sequence[str | None]) -> list[Any]:
@@ -105,10 +110,9 @@ def nothing(title: str | None, keys: Sequence[str], rows: Sequence[dict], why: s
                      f"finite {wanted}{why}. Keys of the first row: {present}.")
 
 
-def finish(chart: Any, rows: list[dict], title: str | None, notes: Sequence[str], **size: Any) -> Any:
-    """Rows, title, notes as subtitle, size and the house theme."""
+def finish(chart: Any, title: str | None, notes: Sequence[str], **size: Any) -> Any:
+    """Title, notes as subtitle, size and the house theme."""
     subtitle = {"subtitle": "; ".join(notes)} if notes else {}
     head = {"title": need("altair").TitleParams(title or "", **subtitle)} if title or notes else {}
     # The mark lets a page swap the colours for dark paper without touching charts made elsewhere.
-    top = {"datasets": {ROWS: rows}, "usermeta": {"theme": "gnomon"}, **head, **size}
-    return chart.properties(**top).configure(**theme())
+    return chart.properties(usermeta={"theme": "gnomon"}, **head, **size).configure(**theme())
