@@ -141,8 +141,8 @@ def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     notes = []
     if bad:
         lines = ", ".join(map(str, bad[:5])) + (" …" if len(bad) > 5 else "")
-        notes.append(f"{path.parent.name}/{path.name}: {len(bad)} unreadable line{'s' * (len(bad) > 1)} skipped (line {lines}); "
-                     "a run killed while writing leaves one behind")
+        notes.append(f"{path.parent.name}/{path.name}: {len(bad)} unreadable line{'s' * (len(bad) > 1)} skipped "
+                     f"(line {lines}); a run killed while writing leaves one behind")
     return [rows[step] for step in sorted(rows)], notes
 
 
