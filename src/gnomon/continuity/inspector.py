@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -70,8 +71,8 @@ def inspect(
     work = _Work(checkpoint, How(k, full, fold_norms, per_head), keep, pairs)
     work.flags = flags.of_model(checkpoint, anatomy, parts, pairs)
     total = sum(unit.nbytes for unit in reads)
-    with torch.no_grad(), Progress("inspecting", total, "B", every=15 if progress else 1e9) as bar:
-        for unit, results in measure(checkpoint, anatomy, reads, work.how):
+    with torch.no_grad(), _quiet_threads(full) as threads, Progress("inspecting", total, "B") as bar:
+        for unit, results in measure(checkpoint, anatomy, reads, work.how, threads):
             work.take(results)
             if progress:
                 bar.advance(unit.nbytes, note=unit.name)
@@ -94,6 +95,18 @@ def _anatomy(source: Any, checkpoint: Checkpoint, config: Mapping[str, Any] | No
     if isinstance(source, torch.nn.Module):
         return anatomies.read(source, config)  # a live module says more than its names do
     return anatomies.read(checkpoint.shapes, checkpoint.config or None)
+
+
+@contextlib.contextmanager
+def _quiet_threads(full: bool) -> Iterator[int]:
+    """One torch thread for the caller, whose products are small in the top tier: waking more costs more."""
+    threads = torch.get_num_threads()
+    try:
+        if not full:
+            torch.set_num_threads(1)
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Work:

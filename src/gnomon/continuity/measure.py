@@ -92,13 +92,13 @@ def units(checkpoint: Checkpoint, parts: Sequence[Part], by_role: bool) -> list[
 
 
 def measure(
-    checkpoint: Checkpoint, anatomy: Anatomy, reads: Sequence[Unit], how: How
+    checkpoint: Checkpoint, anatomy: Anatomy, reads: Sequence[Unit], how: How, threads: int
 ) -> Iterator[tuple[Unit, list[Measured]]]:
-    """Measure every unit, a few at once; results come in the order of `reads`.
+    """Measure every unit, up to `threads` at once; results come in the order of `reads`.
 
     A matrix that cannot be measured comes back with `error` set and stops nothing.
     """
-    workers = _workers(reads, how.full)
+    workers = _workers(reads, how.full, threads)
     local = threading.local()
 
     def start() -> None:
@@ -113,7 +113,6 @@ def measure(
             return [Measured(part, error=str(error)) for part in unit.parts]
         return [_one(checkpoint, anatomy, part, tensor, unit.index, how) for part in unit.parts]
 
-    threads = torch.get_num_threads()
     waiting: deque[tuple[Unit, Future[list[Measured]]]] = deque()
     with ThreadPoolExecutor(workers, "measure", start) as pool:
         try:
@@ -167,7 +166,7 @@ def _heads(anatomy: Anatomy, part: Part, W_MN: Tensor) -> Tensor | None:
     return torch.stack(vectors)
 
 
-def _workers(reads: Sequence[Unit], full: bool) -> int:
+def _workers(reads: Sequence[Unit], full: bool, threads: int) -> int:
     biggest = max((unit.nbytes for unit in reads), default=1)
     fits = int(_MEMORY // (biggest * (12 if full else 2))) or 1
-    return max(1, min(torch.get_num_threads(), _MAX_WORKERS, fits, len(reads)))
+    return max(1, min(threads, _MAX_WORKERS, fits, len(reads)))

@@ -167,7 +167,9 @@ def principal_angles(A_kN: Tensor, B_kN: Tensor) -> Tensor:
     """
     A, B = A_kN.double(), B_kN.double()
     cosine = torch.linalg.svdvals(B @ A.T).clamp(0, 1)
-    sine = torch.linalg.svdvals(B - (B @ A.T) @ A).flip(0)[: len(cosine)].clamp(0, 1)
+    # The triangle of a QR has the singular values of the long residual and is small.
+    rest = torch.linalg.qr((B - (B @ A.T) @ A).T, mode="r").R
+    sine = torch.linalg.svdvals(rest).flip(0)[: len(cosine)].clamp(0, 1)
     return torch.where(cosine.square() > 0.5, torch.asin(sine), torch.acos(cosine))
 
 
