@@ -256,6 +256,11 @@ def test_module_types_outrank_names():
         found = anatomy.read(model, {"n_head": 6, "model_type": "gpt2" if transposed else "nanogpt"})
         assert {part.block.transposed for part in found if part.is_matrix} == {transposed}
         assert len(found.select("query")) == 2 and not found.unknown
+        for block in model["h"]:
+            del block.attn["c_attn"]
+        square = anatomy.read(model)  # neither a config nor a shape tells, the modules do
+        assert {part.block.transposed for part in square if part.is_matrix} == {transposed}
+        assert len(square.select("output")) == 2 and not square.unknown
 
 
 def test_wrapped_models_read_the_same(models):

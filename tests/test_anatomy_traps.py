@@ -229,6 +229,9 @@ def test_int8_qweight_with_a_scale_is_a_plain_matrix():
     del shapes[f"{at}weight"]
     found = anatomy.read(shapes | {f"{at}qweight": Stored("I8", 96, 96), f"{at}scale": (96,)})
     assert found[f"{at}qweight"][0].is_matrix and not found.unknown
+    at = "model.layers.0.self_attn."
+    fused = anatomy.read({f"{at}qkv_proj.qweight": Stored("I8", 160, 96), f"{at}o_proj.qweight": Stored("I8", 96, 96)})
+    assert [part.shape for part in fused] == [(96, 96), (32, 96), (32, 96), (96, 96)]
 
 
 def test_mxfp4_experts_are_packed():
@@ -342,8 +345,14 @@ def test_norm_gains_that_feed_or_follow_a_weight():
     assert by["up"].norm_before == at + "pre_feedforward_layernorm.weight"
     assert by["down"].norm_after == at + "post_feedforward_layernorm.weight"
     assert found.norm_offset == 1.0
+    routed = stack("model.layers.") | {"model.layers.1.mlp.gate.weight": (4, 96)}
+    routed |= {f"model.layers.{n}.post_attention_layernorm.weight": (96,) for n in range(3)}
+    (router,) = anatomy.read(routed, {"model_type": "qwen3_moe"}).select("router")
+    assert router.norm_before == "model.layers.1.post_attention_layernorm.weight"
     # The same names as Llama's: without a config nobody knows whether the gain is stored minus one.
     assert anatomy.read(stack("model.layers.")).norm_offset is None
+    gpt2 = {"h.0.attn.c_attn.weight": (96, 288), "h.0.attn.c_proj.weight": (96, 96)}
+    assert anatomy.read(gpt2).norm_offset == 0.0 and anatomy.read(gpt2, {"model_type": "new"}).norm_offset is None
 
 
 def test_post_norm_models_read_the_norm_of_the_layer_before():

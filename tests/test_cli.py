@@ -30,7 +30,7 @@ SURFACE = {
     "compare": "out",
     "generate": "prompt tokens temperature top-k seed device",
     "eval": "data tokens device",
-    "data": "out tokenizer field val-fraction shard-tokens limit",
+    "data": "tokenizer field val-fraction shard-tokens limit",
     "residuals": "",
     "doctor": "",
 }
@@ -72,7 +72,7 @@ def test_compare_eval_generate(run, tmp_path):
 
 def test_data_then_train_on_it(tmp_path):
     (tmp_path / "text.txt").write_text("All work and no play makes Jack a dull boy.\n" * 200)
-    done = gnomon("data", tmp_path / "text.txt", "--out", tmp_path / "tokens", "--tokenizer", "byte")
+    done = gnomon("data", tmp_path / "text.txt", tmp_path / "tokens", "--tokenizer", "byte")
     assert done.returncode == 0, done.stderr
     done = gnomon(
         "train", "tiny", "--data", tmp_path / "tokens", "--steps", 2, "--out", tmp_path / "r", "--set", *SMALL
@@ -103,7 +103,7 @@ def test_lists(capsys):
         (["eval", "nowhere"], "nowhere"),
         (["generate", "nowhere"], "nowhere"),
         (["compare", "nowhere"], "nowhere"),
-        (["data", "nowhere.txt", "--out", "x"], "nowhere.txt"),
+        (["data", "nowhere.txt", "x"], "nowhere.txt"),
     ],
 )
 def test_mistakes_exit_2_with_one_message(arguments, words, tmp_path):

@@ -18,7 +18,7 @@ D, DEPTH = 12, 8
 NAMES = list(residual.names())
 # Every name, and the options that take another path through the code.
 CASES = [(name, {}) for name in NAMES] + [
-    ("sphere", {"p": 4.0, "count": "block", "cap": 0.5, "gain": True}),
+    ("sphere", {"p": 4.0, "count": "block", "cap": 0.5, "gain": 2.0}),
     ("sphere", {"p": math.inf, "decay": "harmonic", "learn": False}),
     ("geonorm", {"listing": True, "decay": "sqrt"}),
     ("geonorm", {"radius": 0.0, "clamp": None}),

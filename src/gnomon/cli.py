@@ -138,9 +138,9 @@ def eval(run: Positional[Path], /, data: str | None = None, tokens: int = 1 << 2
 
 
 def data(
-    source: Positional[tuple[str, ...]],
+    source: Positional[str],
+    out: Positional[Path],
     /,
-    out: Annotated[Path, arg(aliases=["-o"])],
     tokenizer: str = "gpt2",
     field: str = "text",
     val_fraction: float = 0.01,
@@ -150,7 +150,8 @@ def data(
     """Turn text into token files; the same command continues after an interruption.
 
     Args:
-        source: .txt, .jsonl or .parquet files (also .gz), folders, or openwebtext, fineweb-edu, wikitext-103.
+        source: a .txt, .jsonl or .parquet file (also .gz), a folder or quoted glob of them, or openwebtext, fineweb-edu,
+            wikitext-103.
         out: folder for val_000000.bin, train_000001.bin …
         tokenizer: gpt2, byte, or a tokenizer.json.
         field: name of the text in .jsonl and .parquet files.
@@ -161,7 +162,7 @@ def data(
     from gnomon.data import prepare
 
     prepare(
-        source[0] if len(source) == 1 else source,
+        source,
         out,
         tokenizer=tokenizer,
         field=field,

@@ -27,13 +27,17 @@ class TransformerConfig:
         bias: biases on the linear layers.
         qkv: "split" into three matrices, or "fused" into one (rows query, key, value).
         tied: the head shares the embedding matrix.
+        head_bias: a bias on the logits, which the trainer starts at the log frequency of each token in the training
+            data. Without it the stream itself has to carry that constant; a stream of fixed norm then collapses onto one
+            direction before it learns anything else (docs/log.md, 2026-11-29).
         qk_norm: normalise queries and keys per head (RMSNorm with gain).
         attention_softcap: c in c tanh(logits / c) on attention logits; None for none. Costs the fused kernel.
         head_softcap: the same on the output logits.
         residual: how sublayers join the stream, one of `gnomon.residual.names()`.
         residual_options: its options, e.g. {"p": 1.0}.
         stream: "float32" keeps the stream in fp32 under autocast; "compute" lets it follow the autocast dtype.
-        init_std: standard deviation of every matrix before the residual's own factor.
+        init_std: standard deviation of every matrix before the residual's own factor. GPT-2's 0.02 is about
+            1/sqrt(width) of its largest model; narrow models want more.
         norm_eps: added to the variance in norms.
     """
 
@@ -52,6 +56,7 @@ class TransformerConfig:
     bias: bool = True
     qkv: str = "split"
     tied: bool = True
+    head_bias: bool = False
     qk_norm: bool = False
     attention_softcap: float | None = None
     head_softcap: float | None = None
@@ -139,7 +144,7 @@ def llama_34m(**changes: Any) -> TransformerConfig:
 
 
 def tiny(**changes: Any) -> TransformerConfig:
-    """A byte-level GPT-2 dialect of 1.8M weights that learns English spelling in a minute on two cores."""
+    """A byte-level GPT-2 dialect of 1.9M weights that learns to spell English in a minute on two cores."""
     settings: dict[str, Any] = dict(
         vocab_size=257,
         context=128,
@@ -149,5 +154,6 @@ def tiny(**changes: Any) -> TransformerConfig:
         bias=False,
         norm="rms",
         positions="rope",
+        head_bias=True,
     )
     return TransformerConfig(**settings | changes)

@@ -37,6 +37,7 @@ class Transformer(nn.Module):
         self.exit = self.blocks[-1].join_mlp.exit()
         # A tied head has no parameter of its own, so there is nothing to save twice or to untie by accident.
         self.head = None if c.tied else nn.Linear(c.width, c.vocab_size, bias=False)
+        self.head_bias = nn.Parameter(torch.empty(c.vocab_size)) if c.head_bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -49,6 +50,14 @@ class Transformer(nn.Module):
         for module in (self.embed, self.positions, self.head):
             if module is not None:
                 nn.init.normal_(module.weight, std=self.config.init_std)
+        if self.head_bias is not None:
+            nn.init.zeros_(self.head_bias)
+
+    @torch.no_grad()
+    def start_at_frequencies(self, counts_V: Tensor) -> None:
+        """Set the head's bias to the log frequency of each token (one is added to every count)."""
+        counts_V = counts_V.double() + 1
+        self.head_bias.copy_(torch.log(counts_V / counts_V.sum()))
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits (B, T, V) of the next token at every position.
@@ -77,7 +86,7 @@ class Transformer(nn.Module):
         for index, block in enumerate(self.blocks):
             h = block(h, rope, cache, index)
         h = self.exit(h)
-        logits = F.linear(h, (self.embed if self.head is None else self.head).weight)
+        logits = F.linear(h, (self.embed if self.head is None else self.head).weight, self.head_bias)
         return soft_cap(logits, self.config.head_softcap)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:

@@ -41,8 +41,8 @@ class SphereResidual(Residual):
         learn: False freezes the step sizes.
         radius: None for sqrt(D).
         cap: upper bound on the step ratio |alpha z| / |h|; None for none.
-        gain: learn one factor on the stream before the head (its norm is constant, so the head alone sets the
-            temperature otherwise).
+        gain: start of one learnable factor on the stream before the head; None for no factor (the norm of the stream
+            is constant, so the head alone then sets the temperature).
     """
 
     summary = "SpheretNorm: turn the stream on a sphere along a retraction of the p-family"
@@ -59,7 +59,7 @@ class SphereResidual(Residual):
         learn: bool = True,
         radius: float | None = None,
         cap: float | None = None,
-        gain: bool = False,
+        gain: float | None = None,
         **place,
     ):
         super().__init__(dim, **place)
@@ -88,7 +88,7 @@ class SphereResidual(Residual):
         return ScaleNorm(self.radius)
 
     def exit(self) -> nn.Module:
-        return Gain() if self.gain else nn.Identity()
+        return nn.Identity() if self.gain is None else Gain(self.gain)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, p={self.p:g}, decay={self.decay:.4g}, radius={self.radius:g}"
@@ -172,7 +172,8 @@ class NGPTStep(Residual):
         per_channel: one step per channel (shape (D,)) or one in all (shape (1,)).
         start: a before training, 0.05 in the paper (about 1/blocks).
         radius: None for sqrt(D); nGPT uses 1 and rescales inside the branches.
-        gain: learn one factor on the stream before the head, in place of nGPT's logit scale per token.
+        gain: start of one learnable factor on the stream before the head, in place of nGPT's logit scale per token;
+            None for no factor.
     """
 
     summary = "nGPT step: interpolate towards the normalised branch, then normalise"
@@ -185,7 +186,7 @@ class NGPTStep(Residual):
         per_channel: bool = True,
         start: float = 0.05,
         radius: float | None = None,
-        gain: bool = True,
+        gain: float | None = 1.0,
         **place,
     ):
         super().__init__(dim, **place)
@@ -212,4 +213,4 @@ class NGPTStep(Residual):
         return ScaleNorm(self.radius)
 
     def exit(self) -> nn.Module:
-        return Gain() if self.gain else nn.Identity()
+        return nn.Identity() if self.gain is None else Gain(self.gain)

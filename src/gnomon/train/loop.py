@@ -48,7 +48,11 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
 
     # All mistakes above are told before anything is written.
     open_run(folder, recipe)
-    progress = checkpoint.resume(folder, model, optim) or {"step": 0, "tokens": 0, "seconds": 0.0}
+    progress = checkpoint.resume(folder, model, optim)
+    if progress is None:
+        progress = {"step": 0, "tokens": 0, "seconds": 0.0}
+        if recipe.model.head_bias:
+            model.start_at_frequencies(frequencies(train_tokens, recipe.model.vocab_size).to(device))
     write_environment(folder, device=str(device), parameters=sum(p.numel() for p in model.parameters()))
     metrics = Metrics(folder, progress["step"])
     loss_fn = torch.compile(model.loss) if recipe.compute.compile else model.loss
@@ -145,6 +149,11 @@ def open_data(recipe: Recipe) -> tuple[Any, Any]:
                 f"set model.vocab_size={part.vocab_size} or larger"
             )
     return pair
+
+
+def frequencies(tokens: Any, vocab_size: int, at_most: int = 10_000_000) -> Tensor:
+    """How often each token occurs among the first `at_most`, int64 (V,)."""
+    return torch.bincount(torch.from_numpy(tokens[:at_most].astype("int64")), minlength=vocab_size)
 
 
 @torch.no_grad()
