@@ -8,7 +8,7 @@ from gnomon.anatomy.block import WHOLE, Block
 from gnomon.anatomy.families import Family, Weight
 from gnomon.anatomy.layouts import LAYOUTS, Facts, Impossible, Undecided
 from gnomon.anatomy.roles import ROLES
-from gnomon.anatomy.stack import Member, Stack, is_transposed
+from gnomon.anatomy.stack import Member, Stack, is_packed, is_transposed
 
 
 class Matrix(NamedTuple):
@@ -120,14 +120,6 @@ def _check(matrix: Matrix, width: int | None) -> Matrix:
     return matrix._replace(fits=False, doubt=matrix.doubt or f"{does} numbers, but the stream is {width} wide")
 
 
-def is_packed(member: Member) -> bool:
-    """Whether each stored integer holds several weights (GPTQ, AWQ, 4-bit, MXFP4); int8 and fp8 do not."""
-    tensor, at = member
-    if tensor.dtype in ("int8", "i8") or tensor.dtype.startswith(("f8", "float8")):
-        return False
-    return at.packed or tensor.dtype in ("uint8", "u8", "int32", "i32")
-
-
 def expert_orientation(stack: Stack, family: Family) -> bool | None:
     """Whether 3-D experts are stored in x out, by the axis that is as long as the stream is wide.
 
@@ -135,11 +127,11 @@ def expert_orientation(stack: Stack, family: Family) -> bool | None:
     square). None when nothing tells, or when the tensors disagree.
     """
     said = set()
-    for template, (tensor, at) in stack.samples.items():
-        entry = family.roles.get(template)
-        if not (isinstance(entry, Weight) and entry.experts and len(tensor.shape) == 3) or at.packed:
+    for template, member in stack.samples.items():
+        entry, shape = family.roles.get(template), member.tensor.shape
+        if not (isinstance(entry, Weight) and entry.experts and len(shape) == 3) or is_packed(member):
             continue
-        first, second = tensor.shape[1:]
+        first, second = shape[1:]
         if (first == stack.width) != (second == stack.width):
             reads = ROLES[entry.roles[0]].reads
             said.add((first == stack.width) == reads)

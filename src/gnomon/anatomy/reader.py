@@ -17,7 +17,7 @@ from gnomon.anatomy.plain import plain_role
 from gnomon.anatomy.recognise import Recognition, recognise
 from gnomon.anatomy.roles import ROLES
 from gnomon.anatomy.sizes import as_dict
-from gnomon.anatomy.stack import Member, Stack
+from gnomon.anatomy.stack import Member, Stack, is_packed
 from gnomon.anatomy.structure import STRUCTURAL
 from gnomon.anatomy.tensors import Tensor, from_mapping, from_module
 from gnomon.anatomy.towers import gather, main_stack, members_of, serving
@@ -150,7 +150,7 @@ def _named(member: Member, entry: Entry | None) -> Matrix:
     if entry is None and tensor.kind != "embedding":
         return _unknown(member)
     role = entry.roles[0] if isinstance(entry, Weight) else entry or "embedding"
-    if len(tensor.shape) != 2 or at.packed:
+    if len(tensor.shape) != 2 or is_packed(member):
         return Matrix(role, tensor.shape, writes=ROLES[role].writes)
     # A look-up table is stored token by token: its rows are the inputs.
     table = role in ("embedding", "positions") and not isinstance(entry, Weight) and tensor.kind != "linear"

@@ -60,13 +60,13 @@ class Stack:
         """
         seen = {(at.template, at.leaf): tensor.shape for tensor, at in self.members if len(tensor.shape) == 1}
         votes = Counter(shape[0] for shape in seen.values())
-        for tensor, at in self.samples.values():
-            if not at.packed and not at.adapter:
-                votes.update(set(tensor.shape[-2:]))
+        for member in self.samples.values():
+            if not is_packed(member) and not member.at.adapter:
+                votes.update(set(member.tensor.shape[-2:]))
         if self.sizes.width in votes:
             return self.sizes.width
-        ranked = [*votes.most_common(2), (None, 0)]
-        return ranked[0][0] if len(ranked) == 2 or ranked[0][1] > ranked[1][1] else None
+        (first, most), (_, next_most) = (*votes.most_common(2), (None, 0), (None, 0))[:2]
+        return first if most > next_most else None
 
     def norm(self, layer: int | None, paths: str) -> str | None:
         """The gain stored at the first of `paths` (alternatives, `^` for the previous layer) that exists."""
@@ -110,7 +110,7 @@ class Stack:
         found: dict[tuple[int | None, str], Member] = {}
         for member in self.members:
             tensor, at = member
-            if len(tensor.shape) == 2 and at.leaf == "weight" and not at.packed and at.adapter != "B":
+            if len(tensor.shape) == 2 and at.leaf == "weight" and not is_packed(member) and at.adapter != "B":
                 found.setdefault((at.layer, at.template), member)
         return found
 
@@ -132,3 +132,11 @@ def is_transposed(tensor: Tensor, at: Name, family: Family) -> bool:
     if tensor.kind or at.adapter:
         return tensor.kind == "conv1d" and not at.adapter
     return family.transposed
+
+
+def is_packed(member: Member) -> bool:
+    """Whether each stored integer holds several weights (GPTQ, AWQ, 4-bit, MXFP4); int8 and fp8 do not."""
+    tensor, at = member
+    if tensor.dtype in ("int8", "i8") or tensor.dtype.startswith(("f8", "float8")):
+        return False
+    return at.packed or tensor.dtype in ("uint8", "u8", "int32", "i32")
