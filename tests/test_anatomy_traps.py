@@ -197,6 +197,11 @@ def test_scales_belong_to_their_weights():
     assert len(found.pairs("up")) == 2
 
 
+def test_a_scale_without_a_quantised_weight_is_a_number_of_the_model():
+    found = anatomy.read(stack("model.layers.") | {"logit_scale": (), "model.layers.0.norm.scale": (96,)})
+    assert found["logit_scale"][0].role == "scalar" and found["model.layers.0.norm.scale"][0].role == "norm"
+
+
 class Stored:
     """A shape with a dtype, as file headers give it."""
 

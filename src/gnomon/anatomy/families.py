@@ -6,7 +6,7 @@ To add a family, write its row beside a similar one (`PHI3` shows fused tensors,
 give tests/test_anatomy_families.py its names.
 
 Facts: transformers 4.57 and 5.24 (names, shapes and splits; tests/test_anatomy_live.py checks the splits
-against captured q, k and v), timm, gguf 0.19.
+against captured q, k and v), timm, gguf 0.19; ModelTC/lightllm for InternLM2 and ChatGLM.
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ _MAMBA: Entries = {
     "mamba.out_proj": "mixer_out",
     "mamba.x_proj": "other",
     "mamba.dt_proj": "other",
-    "mamba.A_log": "scalar",
 }
 _PRE = {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
 _SAME = {"attention": "input_layernorm", "mlp": "input_layernorm"}
@@ -512,10 +511,11 @@ OUTSIDE: dict[str, Entry] = {
         "position_embd positions_embed positional_embedding",
         "head": "lm_head embed_out proj_out ^output cls.predictions.decoder lm_head.decoder vocab_projector "
         "predictions.decoder ^head classifier score qa_outputs cls.seq_relationship shared_head.head "
-        "^decoder model.output ^fc",
+        "^decoder output_layer output_projection generator_lm_head",
         "other": "lm_head.dense predictions.transform.dense vocab_transform predictions.dense pooler.dense "
         "pooler embedding_hidden_mapping_in project_in project_out multi_modal_projector.linear_1 "
-        "multi_modal_projector.linear_2 text_projection visual_projection mtp.fc pre_classifier",
+        "multi_modal_projector.linear_2 text_projection visual_projection mtp.fc pre_classifier "
+        "embeddings_project generator_predictions.dense",
     }.items()
     for path in paths.split()
 } | {"^input": Weight(("embedding",), transposed=False)}

@@ -30,7 +30,7 @@ _COMPANION = re.compile(
     r"|weight_format|weight\.(?:absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+|SCB))"
     r"|_scales|_scale_inv|_scale)$"
 )
-_LEAVES = frozenset(["weight", "bias", "gamma", "beta", "qweight", "weight_packed", "weight_original"])
+_LEAVES = frozenset(["weight", "bias", "gamma", "beta", "qweight", "weight_packed"])
 
 
 class Name(NamedTuple):
@@ -45,7 +45,7 @@ class Name(NamedTuple):
         expert: number after `experts.`.
         inner: other numbers in the path, which tell otherwise equal parts of one layer apart.
         adapter: "A" or "B" of a LoRA pair.
-        companion: the name is that of a quantised weight's scale, zero point or the like.
+        companion: the quantised weight whose scale, zero point or the like this is.
         packed: the weight is stored as packed integers.
     """
 
@@ -57,19 +57,23 @@ class Name(NamedTuple):
     expert: int | None = None
     inner: tuple[int, ...] = ()
     adapter: str = ""
-    companion: bool = False
+    companion: str = ""
     packed: bool = False
 
 
-def parse(name: str, *, any_number: bool = False) -> Name:
-    """Take `name` apart. With `any_number`, the first number of the path counts layers whatever holds it."""
+def parse(name: str, names: Container[str] = (), *, any_number: bool = False) -> Name:
+    """Take `name` apart.
+
+    Args:
+        names: all names of the model; a scale is one only if the weight it belongs to is among them.
+        any_number: the first number of the path counts layers, whatever holds it.
+    """
     path = _WRAPPER.sub("", name)
     path = _PARAMETRIZED.sub(r".\1", path)
-    companion = packed = False
-    adapter = ""
+    companion, packed, adapter = "", False, ""
     if not path.endswith((".weight", ".bias")):
-        if found := _COMPANION.search(path):
-            companion, path = True, path[: found.start()] + ".weight"
+        if companion := _companion_of(name, names):
+            path = _COMPANION.sub("", path) + ".weight"
         elif path.endswith(("_blocks", "_packed", ".qweight")):
             packed, path = True, path.removesuffix("_blocks").removesuffix("_packed")
     if "lora_" in path:
@@ -93,13 +97,12 @@ def parse(name: str, *, any_number: bool = False) -> Name:
     )
 
 
-def companion_of(name: str, names: Container[str]) -> str | None:
-    """The quantised weight among `names` that the scale or zero point `name` belongs to."""
+def _companion_of(name: str, names: Container[str]) -> str:
     base = _COMPANION.sub("", name)
-    return next(
-        (base + end for end in (".weight", ".qweight", ".weight_packed", "_blocks", "") if base + end in names),
-        None,
-    )
+    if base == name:
+        return ""
+    ends = (".weight", ".qweight", ".weight_packed", "_blocks", "")
+    return next((base + end for end in ends if base + end in names), "")
 
 
 def _leaf(path: str) -> tuple[str, str]:

@@ -15,6 +15,8 @@ _BUFFER = re.compile(
 _NORM = re.compile(
     r"norm|(?:^|[._])(?:ln|rms)(?=[._\d]|$)|(?:^|\.)join_\w+\.(?:before|after)$|^(?:entry|exit)$", re.IGNORECASE
 )
+# T5: one number for each distance and head. State spaces: one decay for each channel and state.
+_NUMBERS = ("relative_attention_bias", "A_log")
 _CONV = re.compile(r"conv|patch", re.IGNORECASE)
 
 
@@ -29,7 +31,7 @@ def plain_role(tensor: Tensor, at: Name) -> str | None:
         # GPT-2 files carry the causal mask as h.N.attn.bias, (1, 1, n, n).
         return "buffer" if ndim >= 3 else "bias"
     last = at.path.rpartition(".")[2]
-    if last == "relative_attention_bias":  # T5: one number for each distance and head
+    if last in _NUMBERS:
         return "scalar"
     if tensor.kind == "norm" or (ndim <= 1 and _NORM.search(at.path)) or (ndim == 2 and _NORM.search(last)):
         return "norm"

@@ -12,7 +12,6 @@ from gnomon.anatomy.anatomy import Anatomy, Part
 from gnomon.anatomy.block import WHOLE, Block
 from gnomon.anatomy.families import INSIDE, OUTSIDE, Entry, Weight
 from gnomon.anatomy.interpret import Matrix, expert_orientation, interpret, interpret_open
-from gnomon.anatomy.names import companion_of
 from gnomon.anatomy.plain import plain_role
 from gnomon.anatomy.recognise import Recognition, recognise
 from gnomon.anatomy.roles import ROLES
@@ -56,15 +55,11 @@ def _read(tensors: list[Tensor], config: dict[str, Any], *, live: bool = False) 
         for prefix, stack in stacks.items():
             stack.name = known[prefix].family.stack if stack.name == "text" else stack.name
 
-    names = {tensor.name for tensor in tensors}
     readers = {prefix: _Inside(stack, known[prefix]) for prefix, stack in stacks.items()}
     parts: list[Part] = []
     for member in members:
-        tensor, at = member
-        found = _outside(member, stacks) if at.layer is None else readers[at.prefix].parts(member)
-        if at.companion:
-            found = [replace(part, belongs_to=companion_of(tensor.name, names)) for part in found]
-        parts += found
+        outside = member.at.layer is None
+        parts += _outside(member, stacks) if outside else readers[member.at.prefix].parts(member)
     if config.get("tie_word_embeddings") and not live:
         parts = _tie(parts)
     return _anatomy(parts, members, stacks, known, config)
@@ -77,19 +72,19 @@ class _Inside:
         self.stack, self.known = stack, known
         self.experts_transposed = expert_orientation(stack, known.family)
         self._seen: dict[tuple[Any, ...], list[Matrix]] = {}
-        self._norms: dict[tuple[int | None, str, str], str | None] = {}
+        self._norms: dict[tuple[int | None, str, str], tuple[str | None, str | None]] = {}
 
     def parts(self, member: Member) -> list[Part]:
         tensor, at = member
         facts = self.stack.facts(self.known.family, at.layer)
-        key = (*at[3:], tensor.shape, tensor.dtype, tensor.kind, facts)
+        key = (*at[3:8], bool(at.companion), at.packed, tensor.shape, tensor.dtype, tensor.kind, facts)
         if key not in self._seen:
             self._seen[key] = self._matrices(member)
         return [
             Part(
                 *(tensor.name, self.stack.name, at.layer, found.role, found.shape, found.block),
                 *(found.in_axis, found.out_axis, found.reads, found.writes, found.expert),
-                *(found.heads, found.head_dim, tensor.tied_to, None, at.adapter),
+                *(found.heads, found.head_dim, tensor.tied_to, at.companion or None, at.adapter),
                 *self._norms_of(found, at.layer),
                 inner=at.inner,
                 doubt=found.doubt,
@@ -129,6 +124,7 @@ def _outside(member: Member, stacks: dict[str, Stack]) -> list[Part]:
             *(tensor.name, serving(at.path, stacks), None, found.role, found.shape, found.block),
             *(found.in_axis, found.out_axis, found.reads, found.writes),
             tied_to=tensor.tied_to,
+            belongs_to=at.companion or None,
             adapter=at.adapter,
             doubt=found.doubt,
         )
@@ -163,6 +159,8 @@ def _unknown(member: Member) -> Matrix:
     tensor, at = member
     if tensor.kind in ("linear", "conv1d") and len(tensor.shape) == 2:
         return _oriented("unknown", tensor.shape, tensor.kind == "conv1d")
+    if len(tensor.shape) > 2 and sum(size > 1 for size in tensor.shape) <= 1:
+        return Matrix("scalar", tensor.shape)  # a vector with axes of length one
     return Matrix("unknown", tensor.shape, expert=at.expert)
 
 

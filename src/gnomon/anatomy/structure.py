@@ -71,9 +71,11 @@ def _word(template: str, stack: Stack) -> str | None:
         segments = segments[:-1] if len(segments) > 1 and segments[-1].lower() == "linear" else segments
     last, before = segments[-1].lower() if segments else "", ".".join(segments[:-1])
     cross = bool(_CROSS.search(before))
-    if _MIXER.search(before):
+    if cross:
+        words = _ATTENTION_WORDS
+    elif _MIXER.search(before):
         words = _MIXER_WORDS
-    elif cross or _ATTENTION.search(before):
+    elif _ATTENTION.search(before):
         words = _ATTENTION_WORDS
     else:
         words = _CLEAR_WORDS | _MLP_WORDS

@@ -31,9 +31,10 @@ def members_of(tensors: list) -> list[Member]:
     count. DeepSeek keeps its multi-token-prediction layer as one more layer of the stack; it becomes a stack
     of its own.
     """
-    members = [Member(tensor, parse(tensor.name)) for tensor in tensors]
+    names = {tensor.name for tensor in tensors}
+    members = [Member(tensor, parse(tensor.name, names)) for tensor in tensors]
     if all(at.layer is None for _, at in members):
-        members = _any_number(members)
+        members = _any_number(members, names)
     members = _inner_layers(members)
     extra = {(at.prefix, at.layer) for _, at in members if at.layer is not None and at.path == "eh_proj"}
     if extra:
@@ -135,8 +136,8 @@ def _descend(member: Member) -> Member:
     )
 
 
-def _any_number(members: list[Member]) -> list[Member]:
-    renamed = [Member(tensor, parse(tensor.name, any_number=True)) for tensor, _ in members]
+def _any_number(members: list[Member], names: set[str]) -> list[Member]:
+    renamed = [Member(tensor, parse(tensor.name, names, any_number=True)) for tensor, _ in members]
     layers: dict[tuple[str, str], set[int]] = {}
     for tensor, at in renamed:
         if at.layer is not None and len(tensor.shape) >= 2:
