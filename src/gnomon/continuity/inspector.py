@@ -14,7 +14,7 @@ from gnomon import anatomy as anatomies
 from gnomon.anatomy import Anatomy, Pair, Part
 from gnomon.continuity import depth, flags, heads, metrics, serial, sharing
 from gnomon.continuity.checkpoint import Checkpoint
-from gnomon.continuity.measure import How, Measured, measure, units, wanted
+from gnomon.continuity.measure import How, Measured, measure, plan, units, wanted
 from gnomon.continuity.report import Report
 from gnomon.continuity.weights import open_checkpoint
 from gnomon.errors import UserError
@@ -71,11 +71,6 @@ def inspect(
     work = _Work(checkpoint, How(k, full, fold_norms, per_head), keep, pairs)
     work.flags = flags.of_model(checkpoint, anatomy, parts, pairs)
     total = sum(unit.nbytes for unit in reads)
-    with torch.no_grad(), _quiet_threads(full) as threads, Progress("inspecting", total, "B") as bar:
-        for unit, results in measure(checkpoint, anatomy, reads, work.how, threads):
-            work.take(results)
-            if progress:
-                bar.advance(unit.nbytes, note=unit.name)
     settings = {
         "k": k,
         "tier": "full" if full else f"top {k}",
@@ -84,7 +79,13 @@ def inspect(
         "norm_offset": anatomy.norm_offset if fold_norms else None,
         "keep": keep if full else None,
     }
-    report = work.report(checkpoint, anatomy, settings, total, time.monotonic() - started)
+    workers, threads = plan(reads, full, torch.get_num_threads())
+    with torch.no_grad(), _torch_threads(threads), Progress("inspecting", total, "B") as bar:
+        for unit, results in measure(checkpoint, anatomy, reads, work.how, workers, threads):
+            work.take(results)
+            if progress:
+                bar.advance(unit.nbytes, note=unit.name)
+        report = work.report(checkpoint, anatomy, settings, total, time.monotonic() - started)
     if compare is not None:
         same = {"full": full, "fold_norms": fold_norms, "per_head": per_head, "lag": lag, "config": config}
         report = replace(report, other=inspect(compare, k, **same, keep=keep, progress=progress))
@@ -98,15 +99,14 @@ def _anatomy(source: Any, checkpoint: Checkpoint, config: Mapping[str, Any] | No
 
 
 @contextlib.contextmanager
-def _quiet_threads(full: bool) -> Iterator[int]:
-    """One torch thread for the caller, whose products are small in the top tier: waking more costs more."""
-    threads = torch.get_num_threads()
+def _torch_threads(count: int) -> Iterator[None]:
+    """Torch threads for the caller, whose products are as small as the workers': waking more costs more."""
+    before = torch.get_num_threads()
     try:
-        if not full:
-            torch.set_num_threads(1)
-        yield threads
+        torch.set_num_threads(count)
+        yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 class _Work:

@@ -92,19 +92,17 @@ def units(checkpoint: Checkpoint, parts: Sequence[Part], by_role: bool) -> list[
 
 
 def measure(
-    checkpoint: Checkpoint, anatomy: Anatomy, reads: Sequence[Unit], how: How, threads: int
+    checkpoint: Checkpoint, anatomy: Anatomy, reads: Sequence[Unit], how: How, workers: int, threads: int
 ) -> Iterator[tuple[Unit, list[Measured]]]:
-    """Measure every unit, up to `threads` at once; results come in the order of `reads`.
+    """Measure every unit, `workers` at once with `threads` each; results come in the order of `reads`.
 
     A matrix that cannot be measured comes back with `error` set and stops nothing.
     """
-    workers = _workers(reads, how.full, threads)
     local = threading.local()
 
     def start() -> None:
         local.buffer = Buffer()
-        # Whole matrices in parallel beat threads inside the small products of one.
-        torch.set_num_threads(1 if workers > 1 else threads)
+        torch.set_num_threads(threads)
 
     def work(unit: Unit) -> list[Measured]:
         try:
@@ -166,7 +164,9 @@ def _heads(anatomy: Anatomy, part: Part, W_MN: Tensor) -> Tensor | None:
     return torch.stack(vectors)
 
 
-def _workers(reads: Sequence[Unit], full: bool, threads: int) -> int:
+def plan(reads: Sequence[Unit], full: bool, threads: int) -> tuple[int, int]:
+    """(workers, threads of each): whole matrices in parallel beat threads inside the small products of one."""
     biggest = max((unit.nbytes for unit in reads), default=1)
     fits = int(_MEMORY // (biggest * (12 if full else 2))) or 1
-    return max(1, min(threads, _MAX_WORKERS, fits, len(reads)))
+    workers = max(1, min(threads, _MAX_WORKERS, fits, len(reads)))
+    return workers, threads if full and workers == 1 else 1

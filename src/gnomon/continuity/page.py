@@ -38,9 +38,16 @@ def page(report: Report) -> Any:
     """A `gnomon.report.Page` of the whole report."""
     folded = "norm gains folded in" if report.settings["fold_norms"] else "raw weights, norm gains not folded in"
     sheet = drawing.Page(f"Continuity of {report.model}", f"{report.family} · {report.settings['tier']} · {folded}")
+    fill(sheet, report)
+    return sheet
+
+
+def fill(sheet: Any, report: Report) -> None:
+    """Add everything to a page that is there already, such as the report of a run."""
     sheet.flags(remarks(report.flags), title="Before you believe a number")
     if not report.rows:
-        return sheet.text("There is nothing to compare: see the remarks above.").facts(report.settings, "Settings")
+        sheet.text("There is nothing to compare: see the remarks above.").facts(report.settings, "Settings")
+        return
     _in_short(sheet, report)
     if report.other:
         _compared(sheet, report, report.other)
@@ -50,7 +57,6 @@ def page(report: Report) -> Any:
     _serial(sheet, report)
     _heads(sheet, report)
     _all_numbers(sheet, report)
-    return sheet
 
 
 def _in_short(sheet: Any, report: Report) -> None:

@@ -33,7 +33,7 @@ def findings(report: Report) -> list[str]:
         extra = ""
         shuffled, above = line.get(f"{side}1_shuffled"), line.get(f"{side}1_shuffled_z")
         if z > _CLEAR and shuffled is not None and above is not None:
-            local = "more than" if above > 2 else "no more than"
+            local = "more than" if above > 2 else "not clearly more than"
             extra = f" Layers in random order give {shuffled:.3f}: neighbours agree {local} any two layers."
         found.append(
             f"**{line['role']}**{stack}: the directions it {verb} most strongly {what}: "
@@ -51,6 +51,10 @@ def advice(report: Report) -> str:
         "basis is "
         "one of inputs (stack their rows); those that write it share outputs (stack their columns)."
     ]
+    lines[0] += (
+        " In the models of arXiv:2605.04971 query, key, gate and up continue on the input side, output and down on "
+        "the output side, value on neither."
+    )
     if readers:
         lines[0] += f" Here the input side continues for {', '.join(readers)}."
     if writers:

@@ -226,7 +226,8 @@ def _krylov(W_MN: Tensor, k: int, tol: float, start: Tensor | None, max_dim: int
     Q_dN = torch.empty(max_dim, N, device=W_MN.device)
     T_dd = torch.zeros(max_dim, max_dim, dtype=torch.float64)
     X_bN, _ = _orthonormal(X_bN, Q_dN[:0])
-    dim, check = 0, 3 * b
+    # Looking whether it is done costs about 25 dim^3 operations, one step more 4 b M N.
+    dim, check, often = 0, 3 * b, (4 * b * W_MN.numel() / 25) ** (1 / 3)
     while True:
         new = slice(dim, dim + len(X_bN))
         Q_dN[new], dim = X_bN, dim + len(X_bN)
@@ -237,7 +238,7 @@ def _krylov(W_MN: Tensor, k: int, tol: float, start: Tensor | None, max_dim: int
         X_bN, R_bb = _orthonormal(Z_bN - H_bd @ Q_dN[:dim], Q_dN[:dim])
         last = dim + b > max_dim
         if dim >= check or last:
-            check = dim + max(b, dim // 4)
+            check = dim + (b if dim < often else max(b, dim // 4))
             ritz, y_dd = torch.linalg.eigh((T_dd[:dim, :dim] + T_dd[:dim, :dim].T) / 2)
             ritz, y_kd = ritz.flip(0)[:k].clamp_min(0), y_dd.flip(1)[:, :k].T
             # A q y = theta q y + (the part outside the basis), which is R^T times the last block of y.
