@@ -13,9 +13,11 @@ from gnomon.train.schedule import ratio
 
 
 @pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("residual", ["pre-norm", "proj-spheret"])
-def test_survives_json(name, residual):
-    recipe = preset(name, residual)
+@pytest.mark.parametrize(
+    "residual, assignment", [("pre-norm", "adamw"), ("proj-spheret", "hetero"), ("sphere", "muon")]
+)
+def test_survives_json(name, residual, assignment):
+    recipe = preset(name, residual, assignment)
     assert from_dict(json.loads(json.dumps(to_dict(recipe)))) == recipe
     assert recipe.model.residual == residual
 

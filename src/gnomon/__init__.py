@@ -17,6 +17,17 @@ _EXPORTS = {
     "models": "gnomon.models",
     "data": "gnomon.data",
     "train": "gnomon.train",
+    "anatomy": "gnomon.anatomy",
+    "optim": "gnomon.optim",
+    "continuity": "gnomon.continuity",
+    "report": "gnomon.report",
+    "Stiefel": "gnomon.geometry.manifolds",
+    "DGram": "gnomon.geometry.manifolds",
+    "Oblique": "gnomon.geometry.manifolds",
+    "Euclidean": "gnomon.geometry.manifolds",
+    "Rule": "gnomon.optim",
+    "assign": "gnomon.optim",
+    "ManifoldMuon": "gnomon.optim",
     "UserError": "gnomon.errors",
 }
 

@@ -27,6 +27,7 @@ def train(
     lr: float | None = None,
     residual: str | None = None,
     p: float | None = None,
+    assignment: str | None = None,
     data: str | None = None,
     device: str | None = None,
     set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE")] = (),
@@ -42,6 +43,7 @@ def train(
         lr: peak learning rate.
         residual: how sublayers join the stream; see `gnomon residuals`.
         p: retraction of the sphere residual; 1 projection, 2 Cayley, inf exponential map.
+        assignment: adamw, muon, or what holds attention and MLP matrices: none, stiefel, dgram, hetero, hetero-inv.
         data: "jargon", a token file, a folder of shards or a .txt file.
         device: auto, cpu, cuda or mps.
         set: any other setting of the recipe, e.g. --set model.width=256 optim.clip=null.
@@ -50,7 +52,9 @@ def train(
     from gnomon.train import from_dict, replace
     from gnomon.train import preset as get_preset
 
-    recipe = from_dict(read_json(config)) if config else get_preset(preset, residual or "pre-norm")
+    recipe = (
+        from_dict(read_json(config)) if config else get_preset(preset, residual or "pre-norm", assignment or "adamw")
+    )
     flags = {
         "steps": steps,
         "seed": seed,
@@ -61,17 +65,22 @@ def train(
         "compute.device": device,
     }
     changes: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    if config and assignment:
+        raise UserError("--assignment chooses the preset's optimizer; with --config use --set optim.name=… instead")
     for pair in set:
         key, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f"--set takes KEY=VALUE, got {pair!r}")
         changes[key] = value
     recipe = replace(recipe, changes)
-    folder = out or Path("runs") / f"{recipe.name}-{recipe.model.residual}-seed{recipe.seed}"
+    optimizer = recipe.optim.assignment if recipe.optim.name == "manifold-muon" else recipe.optim.name
+    folder = out or Path("runs") / f"{recipe.name}-{recipe.model.residual}-{optimizer}-seed{recipe.seed}"
 
     from gnomon.train import train as run
 
-    print(f"{recipe.name}: {recipe.model.residual}, lr {recipe.optim.lr:g}, {recipe.steps} steps -> {folder}")
+    print(
+        f"{recipe.name}: {recipe.model.residual}, {optimizer}, lr {recipe.optim.lr:g}, {recipe.steps} steps -> {folder}"
+    )
     record = run(recipe, folder)
     if record["stopped"]:
         print(f"stopped after step {record['step']}, saved; the same command continues")

@@ -1,1 +1,20 @@
+"""Which optimizer moves which weight, and how: assignment of manifolds, and ManifoldMuon."""
 
+from __future__ import annotations
+
+from gnomon.optim.clip import clip_logits
+from gnomon.optim.muon import SCALES, ManifoldMuon, advance
+from gnomon.optim.rules import NAMED, Assignment, Entry, Rule, assign, retarget
+
+__all__ = [
+    "NAMED",
+    "SCALES",
+    "Assignment",
+    "Entry",
+    "ManifoldMuon",
+    "Rule",
+    "advance",
+    "assign",
+    "clip_logits",
+    "retarget",
+]

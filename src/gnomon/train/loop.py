@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnomon import data
+from gnomon import anatomy, data
 from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
+from gnomon.optim import clip_logits
 from gnomon.progress import Progress
 from gnomon.train import checkpoint, optimizer, postmortem, schedule
 from gnomon.train.folder import Metrics, open_run, write_environment
-from gnomon.train.probes import probe
+from gnomon.train.probes import probe, probe_weights
 from gnomon.train.recipe import ComputeConfig, Recipe
 
 
@@ -58,6 +59,7 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
     loss_fn = torch.compile(model.loss) if recipe.compute.compile else model.loss
     cast = autocast(recipe.compute, device)
 
+    parts = anatomy.read(model)
     watch, T = recipe.watch, recipe.model.context
     micro = recipe.data.batch // recipe.data.accumulate
     val = to_device(data.slices(val_tokens, context=T, count=max(watch.eval_tokens // T, 1)), device)
@@ -94,6 +96,8 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
             if recipe.optim.clip is not None:
                 torch.nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optim.clip, grad_norm)
             optim.step()
+            if recipe.optim.logit_clip is not None and due(step, 10):
+                clip_logits(model, parts, probe(model, probe_tokens)["attention_logit_max"], recipe.optim.logit_clip)
             counted += recipe.tokens_per_step
             training += time.monotonic() - tick
 
@@ -110,6 +114,7 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
             if due(step, watch.probe_every) or last:
                 with cast():
                     record |= probe(model, probe_tokens)
+                record |= probe_weights(model, parts, optim)
             record["seconds"] = round(time.monotonic() - started, 3)
             if due(step, watch.log_every) or "val_loss" in record or "angle" in record:
                 record["tokens_per_second"] = round(counted / training, 1)

@@ -1,10 +1,15 @@
-"""Which optimizer moves which parameter. The one place to change when a recipe names a new optimizer."""
+"""Which optimizer moves which parameter: the one place that knows what a recipe's optimizer names mean."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
+from gnomon.geometry.manifolds import DGram, Manifold
+from gnomon.optim import NAMED, ManifoldMuon, assign
 from gnomon.train.recipe import OptimConfig
 
 
@@ -13,16 +18,7 @@ def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
 
     Parameters are given with their names, so that a checkpoint can tell when they come back in another order.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [(name, p) for name, p in named if p.ndim >= 2]
-    rest = [(name, p) for name, p in named if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
-    )
+    optimizer = {"adamw": _adamw, "muon": _muon, "manifold-muon": _manifold_muon}[config.name](model, config)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
@@ -32,3 +28,85 @@ def set_rate(optimizer: torch.optim.Optimizer, ratio: float) -> None:
     """Set every group's rate to `ratio` of its peak."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * ratio
+
+
+def _adamw(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    return _adamw_over(list(model.named_parameters()), config.lr, config)
+
+
+def _adamw_over(named: list[tuple[str, nn.Parameter]], lr: float, config: OptimConfig) -> torch.optim.Optimizer:
+    named = [(name, p) for name, p in named if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [(name, p) for name, p in named if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [(name, p) for name, p in named if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def _muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    hidden = {entry.part.name for entry in assign(model, "none") if entry.manifold is not None}
+    named = list(model.named_parameters())
+    muon = torch.optim.Muon(
+        [(name, p) for name, p in named if name in hidden],  # type: ignore[arg-type]
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+    )
+    rest = _adamw_over([(name, p) for name, p in named if name not in hidden], config.adamw_lr, config)
+    return Together(muon, rest)
+
+
+def _manifold_muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    attention, mlp = (_configured(manifold, config) for manifold in NAMED[config.assignment])
+    return ManifoldMuon(
+        assign(model, attention=attention, mlp=mlp),
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay if config.assignment == "none" else config.manifold_decay,
+        scale=config.scale,
+        steps=config.solver_steps,
+        paper=config.paper,
+        adamw_lr=config.adamw_lr,
+        adamw_betas=config.betas,
+        adamw_eps=config.eps,
+        adamw_weight_decay=config.weight_decay,
+        # The loop looks at loss and gradient norm before every step.
+        check_finite=False,
+    )
+
+
+def _configured(manifold: Manifold, config: OptimConfig) -> Manifold:
+    return DGram(cap=config.dgram_cap, paper=config.paper) if isinstance(manifold, DGram) else manifold
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers as one: groups and state are theirs, shared; a step is a step of each."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer):
+        self.optimizers = optimizers
+        super().__init__([{"params": group["params"]} for o in optimizers for group in o.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Use the inner optimizers' own groups, and give them all one state."""
+        self.param_groups = [group for o in self.optimizers for group in o.param_groups]
+        for optimizer in self.optimizers:
+            self.state.update(optimizer.state)
+            optimizer.state = self.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        groups = iter(self.param_groups)
+        for optimizer in self.optimizers:
+            optimizer.param_groups = [next(groups) for _ in optimizer.param_groups]
+            optimizer.state = self.state

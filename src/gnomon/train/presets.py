@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from gnomon.errors import check_name
 from gnomon.models import config as models
 from gnomon.train.recipe import ComputeConfig, DataConfig, OptimConfig, Recipe, ScheduleConfig, WatchConfig
 
 
-def tiny(residual: str = "pre-norm") -> Recipe:
+def optim(assignment: str, lr: float, **settings: Any) -> OptimConfig:
+    """AdamW, torch's Muon, or ManifoldMuon with one of the paper's assignments, by one name."""
+    check_name("assignment", assignment, ASSIGNMENTS)
+    if assignment in ("adamw", "muon"):
+        return OptimConfig(name=assignment, lr=lr, **settings)
+    return OptimConfig(name="manifold-muon", assignment=assignment, lr=lr, **settings)
+
+
+def tiny(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """Byte-level, 1.9M weights, the embedded corpus: about a minute and a half on two CPU cores.
 
     The learning rate is tuned for each residual on seeds the comparison does not use (docs/log.md).
@@ -19,16 +28,20 @@ def tiny(residual: str = "pre-norm") -> Recipe:
         steps=300,
         model=models.tiny(residual=residual),
         data=DataConfig(batch=16),
-        optim=OptimConfig(lr=TINY_LR.get(residual, 3e-3)),
+        optim=optim(
+            assignment, TINY_LR.get((residual, assignment), 4e-3 if assignment == "adamw" else 0.02), adamw_lr=4e-3
+        ),
         schedule=ScheduleConfig(warmup=30),
         watch=WatchConfig(eval_every=50, probe_every=50, save_every=100),
     )
 
 
-TINY_LR = {"pre-norm": 3e-3, "proj-spheret": 3e-3}
+ASSIGNMENTS = ("adamw", "muon", "none", "stiefel", "dgram", "hetero", "hetero-inv")
+
+TINY_LR = {("pre-norm", "adamw"): 4e-3, ("proj-spheret", "adamw"): 4e-3}
 
 
-def _gpt2(size: str, lr: float, residual: str) -> Recipe:
+def _gpt2(size: str, lr: float, residual: str, assignment: str) -> Recipe:
     """The papers' settings where stated (arXiv 2606.13276: 65,536 tokens a step, warm-up 1000, cosine to a tenth,
     bf16); nanoGPT's learning rates."""
     return Recipe(
@@ -36,36 +49,36 @@ def _gpt2(size: str, lr: float, residual: str) -> Recipe:
         steps=50_000,
         model=models.gpt2(size, residual=residual),
         data=DataConfig(train="data/openwebtext", tokenizer="gpt2", batch=64),
-        optim=OptimConfig(lr=lr),
+        optim=optim(assignment, lr if assignment == "adamw" else 0.02, adamw_lr=lr),
         schedule=ScheduleConfig(warmup=1000),
         compute=ComputeConfig(precision="bf16", compile=True),
         watch=WatchConfig(log_every=10, eval_every=1000, eval_tokens=1 << 20, probe_every=500, save_every=1000),
     )
 
 
-def gpt2_small(residual: str = "pre-norm") -> Recipe:
+def gpt2_small(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """GPT-2 small, 124M weights, 3.28 billion tokens of OpenWebText."""
-    return _gpt2("small", 6e-4, residual)
+    return _gpt2("small", 6e-4, residual, assignment)
 
 
-def gpt2_medium(residual: str = "pre-norm") -> Recipe:
+def gpt2_medium(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """GPT-2 medium, 355M weights."""
-    return _gpt2("medium", 3e-4, residual)
+    return _gpt2("medium", 3e-4, residual, assignment)
 
 
-def gpt2_large(residual: str = "pre-norm") -> Recipe:
+def gpt2_large(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """GPT-2 large, 774M weights."""
-    return _gpt2("large", 2.5e-4, residual)
+    return _gpt2("large", 2.5e-4, residual, assignment)
 
 
-def llama_34m(residual: str = "pre-norm") -> Recipe:
+def llama_34m(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """The 8-layer Llama of arXiv 2605.04971: 10,000 steps of 128 x 128 tokens of WikiText-103."""
     return Recipe(
         name="llama-34m",
         steps=10_000,
         model=models.llama_34m(residual=residual),
         data=DataConfig(train="data/wikitext-103", tokenizer="gpt2", batch=128),
-        optim=OptimConfig(lr=1e-3),
+        optim=optim(assignment, 1e-3 if assignment == "adamw" else 0.02, adamw_lr=1e-3),
         schedule=ScheduleConfig(warmup=500),
         watch=WatchConfig(log_every=10, eval_every=500, eval_tokens=1 << 17, probe_every=500, save_every=1000),
     )
@@ -80,6 +93,12 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
 }
 
 
-def preset(name: str, residual: str = "pre-norm") -> Recipe:
-    """The recipe of a preset, with the residual chosen (and the learning rate tuned for it, where it is known)."""
-    return PRESETS[check_name("preset", name, PRESETS)](residual=residual)
+def preset(name: str, residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
+    """The recipe of a preset with residual and optimizer chosen, and the learning rate tuned for them where it is known.
+
+    Args:
+        name: a key of `PRESETS`.
+        residual: one of `gnomon.residual.names()`.
+        assignment: "adamw", "muon", or an assignment of ManifoldMuon.
+    """
+    return PRESETS[check_name("preset", name, PRESETS)](residual=residual, assignment=assignment)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gnomon.models.transformer import Block, Transformer
+from gnomon.anatomy import Anatomy, Block
+from gnomon.models.transformer import Transformer
+from gnomon.optim import ManifoldMuon
 from gnomon.residual import Residual
 
 
@@ -33,7 +35,6 @@ def probe(model: Transformer, tokens_BT: Tensor) -> dict[str, Any]:
     handles = []
     try:
         for block in model.blocks:
-            assert isinstance(block, Block)
             attention = block.attention
             attention.observer = lambda q, k, attention=attention: _attention(attention.logits(q, k), found)
             handles += [join.register_forward_hook(after_join) for join in (block.join_attention, block.join_mlp)]
@@ -48,6 +49,24 @@ def probe(model: Transformer, tokens_BT: Tensor) -> dict[str, Any]:
     if steps:
         result["step_size"] = torch.stack(steps).tolist()
     return result
+
+
+@torch.no_grad()
+def probe_weights(model: nn.Module, parts: Anatomy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, float]]:
+    """Largest and smallest singular value of every attention and MLP matrix, and what ManifoldMuon says of them.
+
+    Returns:
+        `sigma_max`, `sigma_min`, and under ManifoldMuon `feasibility`, `tangency`, `alignment`: label -> number.
+    """
+    found: dict[str, dict[str, float]] = {"sigma_max": {}, "sigma_min": {}}
+    parameters = dict(model.named_parameters())
+    for part in parts:
+        if part.is_matrix and part.sublayer in ("attention", "mlp"):
+            fused = "" if part.block == Block() else f"[{part.role}]"
+            sigma = torch.linalg.svdvals(part.block.take(parameters[part.name].detach()).float())
+            label = part.name.removesuffix(".weight") + fused
+            found["sigma_max"][label], found["sigma_min"][label] = sigma[0].item(), sigma[-1].item()
+    return found | (optimizer.measure() if isinstance(optimizer, ManifoldMuon) else {})
 
 
 def _attention(logits_BHTS: Tensor, found: dict[str, list]) -> None:

@@ -45,20 +45,39 @@ class OptimConfig:
     """The optimizer.
 
     Args:
-        name: "adamw".
-        lr: peak learning rate.
+        name: "adamw"; "muon", torch.optim.Muon on the blocks' matrices and AdamW on the rest; or "manifold-muon",
+            `gnomon.ManifoldMuon` with `assignment`.
+        lr: peak learning rate: of everything under AdamW, of the matrices otherwise.
+        adamw_lr: peak learning rate of the rest under "muon" and "manifold-muon".
         betas: decay of AdamW's two moments.
         eps: AdamW's epsilon.
-        weight_decay: decoupled, on matrices only (embeddings included); never on norms, biases and scalars.
+        weight_decay: decoupled, on AdamW's matrices (embeddings included) and Muon's; never on norms, biases and scalars.
         clip: bound on the global gradient norm; None for none.
+        assignment: manifolds of attention and MLP by the names of arXiv 2606.13276.
+        manifold_decay: weight decay of matrices on a manifold, where it means something; none in the paper.
+        momentum: of the matrices.
+        scale: how the rate of a matrix depends on its shape: "none", "spectral", "rms", "muon".
+        solver_steps: refinements of the direction of descent.
+        dgram_cap: bound on DGram's column norms, which are its singular values.
+        paper: the paper's fixed-step solver and sorted DGram retraction, for reproduction.
+        logit_clip: every ten steps, where an attention logit exceeds this, scale query and key down (QK-clip).
     """
 
     name: str = "adamw"
     lr: float = 1e-3
+    adamw_lr: float = 6e-4
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float | None = 1.0
+    assignment: str = "hetero"
+    manifold_decay: float = 0.0
+    momentum: float = 0.95
+    scale: str = "none"
+    solver_steps: int = 0
+    dgram_cap: float | None = None
+    paper: bool = False
+    logit_clip: float | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +157,8 @@ class Recipe:
     watch: WatchConfig = field(default_factory=WatchConfig)
 
     def __post_init__(self) -> None:
-        check_name("optim.name", self.optim.name, ("adamw",))
+        check_name("optim.name", self.optim.name, ("adamw", "muon", "manifold-muon"))
+        check_name("optim.assignment", self.optim.assignment, ("none", "stiefel", "dgram", "hetero", "hetero-inv"))
         check_name("schedule.name", self.schedule.name, ("cosine", "wsd", "constant"))
         check_name("compute.precision", self.compute.precision, ("fp32", "bf16"))
         if self.steps < 1:

@@ -1,0 +1,242 @@
+"""Which optimizer and which manifold each parameter gets: ordered rules in, every parameter exactly once out.
+
+>>> assignment = gnomon.assign(model, "hetero")                    # the paper's names
+>>> assignment = gnomon.assign(model, attention=gnomon.Stiefel(), mlp=gnomon.DGram(cap=4))
+>>> assignment = gnomon.assign(model, "hetero", rules=[Rule("value", gnomon.Euclidean()), Rule("*.0.*", None)])
+>>> print(assignment.table())
+
+A fused tensor is assigned part by part (query, key, value; gate, up), so the constraint is on the projection and not on
+an accident of storage. Embeddings, heads, tied weights, norms, biases, scalars and convolutions go to AdamW unless a
+rule of the user names them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from torch import nn
+
+from gnomon import anatomy
+from gnomon.anatomy import ROLES, Anatomy, Part
+from gnomon.errors import UserError, check_name, suggest
+from gnomon.geometry.manifolds import DGram, Euclidean, Manifold, Stiefel
+
+NAMED: dict[str, tuple[Manifold, Manifold]] = {
+    "none": (Euclidean(), Euclidean()),
+    "stiefel": (Stiefel(), Stiefel()),
+    "dgram": (DGram(), DGram()),
+    "hetero": (Stiefel(), DGram()),
+    "hetero-inv": (DGram(), Stiefel()),
+}
+"""Attention's and the MLP's manifold under the names of arXiv 2606.13276; "none" is plain Muon."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What to do with the parameters it matches.
+
+    Args:
+        match: a role ("query", "down", "embedding" …), a sublayer ("attention", "mlp"), or a glob over parameter names
+            ("blocks.0.*").
+        manifold: the manifold of the matrix; None gives the parameter to AdamW.
+        lr: peak learning rate; None for the optimizer's.
+        weight_decay: None for the optimizer's.
+    """
+
+    match: str
+    manifold: Manifold | None
+    lr: float | None = None
+    weight_decay: float | None = None
+
+    def matches(self, part: Part) -> bool:
+        return self.match in (part.role, part.sublayer) or fnmatch.fnmatchcase(part.name, self.match)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One part of one parameter and what it gets. `manifold` None means AdamW."""
+
+    part: Part
+    parameter: nn.Parameter = field(compare=False, repr=False)
+    manifold: Manifold | None
+    lr: float | None = None
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Every parameter of a model exactly once, part by part, in the model's order."""
+
+    entries: tuple[Entry, ...]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def rows(self, lr: float | None = None, adamw_lr: float | None = None) -> list[dict[str, Any]]:
+        """name, shape (out x in of a matrix), role, manifold, optimizer, lr and weight decay of every part."""
+        return [
+            {
+                "name": entry.part.name,
+                "shape": " x ".join(map(str, entry.part.shape)),
+                "role": entry.part.role + (f" ({entry.part.doubt})" if entry.part.doubt else ""),
+                "manifold": "" if entry.manifold is None else label(entry.manifold),
+                "optimizer": _optimizer(entry),
+                "lr": entry.lr or (adamw_lr if entry.manifold is None else lr) or "default",
+                "weight decay": "default" if entry.weight_decay is None else entry.weight_decay,
+            }
+            for entry in self.entries
+        ]
+
+    def table(self, lr: float | None = None, adamw_lr: float | None = None) -> str:
+        """The rows as a text table."""
+        from rich.console import Console
+
+        from gnomon import report
+
+        console = Console(file=io.StringIO(), width=200)
+        console.print(report.table(self.rows(lr, adamw_lr)))
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def assign(
+    model: nn.Module,
+    name: str | None = None,
+    *,
+    attention: Manifold | str | None = None,
+    mlp: Manifold | str | None = None,
+    rules: Sequence[Rule] = (),
+    per_head: bool = False,
+    parts: Anatomy | None = None,
+) -> Assignment:
+    """Decide for every parameter of `model`.
+
+    The first matching rule wins; after the user's rules come attention's and the MLP's manifold, then AdamW.
+
+    Args:
+        model: any module whose anatomy is known (ours, the usual Hugging Face decoders), with its parameters.
+        name: one of the paper's five: "none", "stiefel", "dgram", "hetero", "hetero-inv".
+        attention: manifold of the attention projections, in place of the name's.
+        mlp: manifold of the MLP's projections.
+        rules: ordered rules of the user, before these.
+        per_head: constrain every head's query, key, value and output by itself.
+        parts: the anatomy, where it was read already.
+
+    Raises:
+        UserError: an unknown name; a rule that matches nothing (with the nearest names); a manifold for something that
+            is no matrix; a tensor split between AdamW and a manifold; a model in which no attention or MLP was found.
+    """
+    parts = anatomy.read(model) if parts is None else parts
+    if name is not None:
+        check_name("assignment", name, NAMED)
+    chosen = [_manifold(given, position, name) for position, given in enumerate((attention, mlp))]
+    wanted = [*rules, Rule("attention", chosen[0]), Rule("mlp", chosen[1])]
+    parameters = dict(model.named_parameters())
+    used: set[int] = set()
+    entries = []
+    for part in parts:
+        if part.tied_to is not None or part.name not in parameters:
+            continue
+        index = next((i for i, rule in enumerate(wanted) if _applies(rule, part, explicit=i < len(rules))), None)
+        if index is not None:
+            used.add(index)
+        rule = Rule("", None) if index is None else wanted[index]
+        if rule.manifold is not None and not part.is_matrix:
+            raise UserError(
+                f"rule {rule.match!r} puts {part.name} ({part.role}, shape {tuple(part.shape)}) on {label(rule.manifold)}; a manifold "
+                "here holds matrices only. Narrow the rule, or give it manifold=None for AdamW."
+            )
+        split = parts.heads(part) if per_head and rule.manifold is not None and part.heads else (part,)
+        entries += [Entry(p, parameters[part.name], rule.manifold, rule.lr, rule.weight_decay) for p in split]
+    _check_rules(rules, used, parts)
+    assignment = Assignment(tuple(entries))
+    _check_cover(assignment, parameters)
+    if not any(entry.manifold is not None for entry in assignment):
+        raise UserError(
+            f"no attention or MLP matrix was recognised in this {type(model).__name__} (family {parts.family!r}), so nothing "
+            "would get a manifold. Name them: rules=[Rule('layers.*.weight', gnomon.Stiefel())]."
+        )
+    return assignment
+
+
+def label(manifold: Manifold) -> str:
+    """The manifold as one writes it: `Stiefel()`, `DGram(cap=4.0)`."""
+    changed = [f for f in fields(manifold) if getattr(manifold, f.name) != f.default]
+    return f"{type(manifold).__name__}({', '.join(f'{f.name}={getattr(manifold, f.name)!r}' for f in changed)})"
+
+
+def _applies(rule: Rule, part: Part, explicit: bool) -> bool:
+    """The built-in rules take only what is known to be a matrix of attention or MLP; the user's take what they name.
+
+    A "linear" layer that is not square maps into or out of the stream: it may be a head.
+    """
+    known = part.is_matrix and not part.doubt and (part.role != "linear" or part.shape[0] == part.shape[1])
+    return rule.matches(part) and (explicit or known)
+
+
+def _manifold(given: Manifold | str | None, position: int, name: str | None) -> Manifold:
+    if given is None:
+        return NAMED[name or "none"][position]
+    if isinstance(given, str):
+        known: dict[str, Manifold] = {
+            "stiefel": Stiefel(),
+            "dgram": DGram(),
+            "euclidean": Euclidean(),
+            "none": Euclidean(),
+        }
+        return known[check_name("manifold", given, known)]
+    return given
+
+
+def _optimizer(entry: Entry) -> str:
+    if not entry.parameter.requires_grad:
+        return "frozen"
+    return "AdamW" if entry.manifold is None else "ManifoldMuon"
+
+
+def _check_rules(rules: Sequence[Rule], used: set[int], parts: Anatomy) -> None:
+    for index, rule in enumerate(rules):
+        if index in used:
+            continue
+        tied = [part for part in parts if part.tied_to is not None and rule.matches(part)]
+        if tied:
+            raise UserError(
+                f"rule {rule.match!r} matches only {tied[0].name}, which is tied to {tied[0].tied_to}; name that one instead"
+            )
+        if any(rule.matches(part) for part in parts):
+            raise UserError(f"rule {rule.match!r} is never reached: an earlier rule takes all it matches")
+        options = {part.name for part in parts} | {part.role for part in parts} | {"attention", "mlp"} | set(ROLES)
+        raise UserError(f"rule {rule.match!r} matches no parameter. {suggest(rule.match, options)}")
+
+
+def _check_cover(assignment: Assignment, parameters: dict[str, nn.Parameter]) -> None:
+    """Every parameter is there once, each of its numbers in one part, and no tensor has two optimizers."""
+    by_name: dict[str, list[Entry]] = {}
+    for entry in assignment:
+        by_name.setdefault(entry.part.name, []).append(entry)
+    for name, parameter in parameters.items():
+        entries = by_name.get(name, [])
+        covered = sum(entry.part.block.size(tuple(parameter.shape)) for entry in entries)
+        assert covered == parameter.numel(), f"{name}: its parts cover {covered} of {parameter.numel()} numbers"
+        if len({entry.manifold is None for entry in entries}) > 1:
+            roles = ", ".join(f"{entry.part.role} on {entry.manifold or 'AdamW'}" for entry in entries)
+            raise UserError(f"{name} is one tensor, and cannot be split between AdamW and manifolds: {roles}")
+
+
+def retarget(assignment: Assignment, model: nn.Module) -> Assignment:
+    """The same assignment over the parameters of another copy of the model (a deepcopy, a sharded one), by name.
+
+    Raises:
+        UserError: a parameter is missing there.
+    """
+    parameters = dict(model.named_parameters())
+    for entry in assignment:
+        if entry.part.name not in parameters:
+            raise UserError(f"no parameter {entry.part.name!r} in this model. {suggest(entry.part.name, parameters)}")
+    return Assignment(tuple(replace(entry, parameter=parameters[entry.part.name]) for entry in assignment))
