@@ -7,8 +7,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .PHONY: run test test-slow lint bench clean
 
+# The same small model on the embedded corpus with two residuals, then both side by side.
 run: .venv/run
-	$(BIN)/gnomon compare
+	$(BIN)/gnomon train tiny --residual pre-norm --out runs/tiny-pre-norm
+	$(BIN)/gnomon train tiny --residual proj-spheret --out runs/tiny-proj-spheret
+	$(BIN)/gnomon compare runs/tiny-pre-norm runs/tiny-proj-spheret --out runs/report.html
 
 test: .venv/dev
 	$(BIN)/python -m pytest
