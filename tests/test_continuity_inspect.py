@@ -256,3 +256,24 @@ def test_progress_is_shown_when_asked(capsys, monkeypatch):
 def test_arguments_out_of_range(bad):
     with pytest.raises(UserError, match="at least 1"):
         inspect(llama(), **bad)
+
+
+def test_starting_from_the_layer_before_changes_nothing(monkeypatch):
+    from gnomon.geometry import subspace
+
+    tensors = llama(layers=4, d=512, f=256)
+    for layer in range(4):  # much alike, so that the start is near and helps
+        name = "model.layers.{}.self_attn.q_proj.weight".format
+        tensors[name(layer)] = tensors[name(0)] + 0.2 * tensors[name(layer)]
+    steps, plain = [], subspace._gram_times
+    monkeypatch.setattr(subspace, "_gram_times", lambda *a: steps.append(1) or plain(*a))
+    warm = inspect(tensors, k=8, config=LLAMA)
+    warm_steps, steps[:] = len(steps), []
+    leading = subspace.leading
+    monkeypatch.setattr(subspace, "leading", lambda W, k, start=None: leading(W, k))
+    cold = inspect(tensors, k=8, config=LLAMA)
+    assert warm_steps < len(steps)
+    for a, b in zip(warm.rows, cold.rows):
+        if b["gap"] > 1.005:
+            assert a["v1_cos"] == pytest.approx(b["v1_cos"], abs=1e-3)
+            assert a["u1_cos"] == pytest.approx(b["u1_cos"], abs=1e-3)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,10 @@ class Measured:
     heads: Tensor | None = None
     folded: tuple[str, ...] = ()
     error: str = ""
+
+
+# The matrices of one read, and the leading vectors to start the next of each series from.
+_Result = tuple[list[Measured], dict[Any, Tensor]]
 
 
 class How(NamedTuple):
@@ -104,36 +108,56 @@ def measure(
         local.buffer = Buffer()
         torch.set_num_threads(threads)
 
-    def work(unit: Unit) -> list[Measured]:
+    def work(unit: Unit, before: Future[_Result] | None) -> _Result:
+        # Each series goes up the depth one matrix at a time, starting from where the last one ended. Waiting for it
+        # keeps the numbers the same for any number of workers; it was submitted earlier, so it is under way.
+        near = before.result()[1] if before else {}
         try:
             tensor = checkpoint.read(unit.name, local.buffer, unit.index)
         except UserError as error:
-            return [Measured(part, error=str(error)) for part in unit.parts]
-        return [_one(checkpoint, anatomy, part, tensor, unit.index, how) for part in unit.parts]
+            return [Measured(part, error=str(error)) for part in unit.parts], near
+        found = [_one(checkpoint, anatomy, part, tensor, unit.index, how, near.get(series(part))) for part in unit.parts]
+        return found, near | {series(one.part): one.at.V_kN[: how.k] for one in found if one.at is not None}
 
-    waiting: deque[tuple[Unit, Future[list[Measured]]]] = deque()
+    waiting: deque[tuple[Unit, Future[_Result]]] = deque()
+    latest: dict[Any, Future[_Result]] = {}
     with ThreadPoolExecutor(workers, "measure", start) as pool:
         try:
             for unit in reads:
-                waiting.append((unit, pool.submit(work, unit)))
+                key = series(unit.parts[0])
+                latest[key] = pool.submit(work, unit, latest.get(key))
+                waiting.append((unit, latest[key]))
                 if len(waiting) > workers:
                     first, future = waiting.popleft()
-                    yield first, future.result()
+                    yield first, future.result()[0]
             while waiting:
                 first, future = waiting.popleft()
-                yield first, future.result()
+                yield first, future.result()[0]
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _one(checkpoint: Checkpoint, anatomy: Anatomy, part: Part, tensor: Tensor, index: int | None, how: How) -> Measured:
+def series(part: Part) -> tuple[Any, ...]:
+    """What parts of one kind have in common from layer to layer."""
+    return (part.stack, part.role, part.expert, part.inner, part.shape)
+
+
+def _one(
+    checkpoint: Checkpoint,
+    anatomy: Anatomy,
+    part: Part,
+    tensor: Tensor,
+    index: int | None,
+    how: How,
+    near: Tensor | None,
+) -> Measured:
     block = part.block if index is None else replace(part.block, index=None)
     W_MN = block.take(tensor)
     try:
         folded: tuple[str, ...] = ()
         if how.fold_norms:
             W_MN, folded = fold(checkpoint, anatomy, part, W_MN)
-        at = subspace.spectrum(W_MN) if how.full else subspace.leading(W_MN, how.k)
+        at = subspace.spectrum(W_MN) if how.full else subspace.leading(W_MN, how.k, start=near)
         erank = metrics.effective_rank(at.sigma_k) if how.full and at.norm else None
         heads = _heads(anatomy, part, W_MN) if how.heads and part.heads else None
     except UserError as error:

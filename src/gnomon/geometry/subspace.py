@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from gnomon.errors import UserError
 
@@ -76,8 +77,8 @@ def leading(
         W_MN: two-dimensional, any float dtype.
         k: triplets wanted; cut to min(M, N).
         tol: largest residual_i allowed, relative to sigma_1. What is reached is in the result.
-        start: rows (·, N) that are believed near the answer, e.g. last step's V_kN. The answer does not
-            depend on them beyond `tol`.
+        start: rows (·, N) that are believed near the answer, e.g. the V_kN of the layer before. The answer
+            does not depend on them beyond `tol`.
         max_dim: size at which the basis stops growing, converged or not.
         seed: of the random start; the same matrix always gives the same answer.
 
@@ -104,7 +105,7 @@ def leading(
     V_kN = y_kd.to(Q_dN) @ Q_dN
     # Rayleigh-Ritz once more on W itself: U is then orthonormal and sigma is not squared.
     U_Mk, sigma_k, R_kk = torch.linalg.svd(_times(V_kN, W_MN).double().T, full_matrices=False)
-    V_kN = torch.nn.functional.normalize((R_kk @ V_kN.double()), dim=1)
+    V_kN = normalize(R_kk @ V_kN.double(), dim=1)
     error_k = (R_kk @ residual_kb.to(R_kk)).norm(dim=1)
     scale_k = sigma_k[0] * sigma_k.clamp_min(1e-2 * float(sigma_k[0]))
     return Singular(U_Mk.T.float().contiguous(), sigma_k.cpu(), V_kN.float(), (error_k / scale_k).cpu(), norm)
@@ -222,7 +223,9 @@ def _krylov(W_MN: Tensor, k: int, tol: float, start: Tensor | None, max_dim: int
     b = min(max(k, 4), max_dim)
     X_bN = torch.randn(b, N, generator=generator).to(W_MN.device)
     if start is not None:
-        X_bN[: min(len(start), b)] = start[:b].to(X_bN)
+        # The random part keeps every direction in reach: a start that misses v_1 exactly would never find it.
+        n = min(len(start), b)
+        X_bN[:n] = normalize(start[:n].to(X_bN), dim=1) + 0.3 * normalize(X_bN[:n], dim=1)
     Q_dN = torch.empty(max_dim, N, device=W_MN.device)
     T_dd = torch.zeros(max_dim, max_dim, dtype=torch.float64)
     X_bN, _ = _orthonormal(X_bN, Q_dN[:0])
