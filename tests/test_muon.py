@@ -343,7 +343,7 @@ def test_narrow_weights_keep_small_steps(dtype):
     W, optimizer = single(gnomon.Stiefel(), (32, 32), dtype=dtype, lr=1e-3, momentum=0.0)
     V, reference = single(gnomon.Stiefel(), (32, 32), lr=1e-3, momentum=0.0)
     start = V.detach().clone()
-    for step in range(40):
+    for _ in range(40):
         W.grad, V.grad = gradient((32, 32), 0).to(dtype), gradient((32, 32), 0)
         optimizer.step(), reference.step()
     moved = (V - start).norm()
