@@ -31,6 +31,7 @@ SURFACE = {
     "generate": "prompt tokens temperature top-k seed device",
     "eval": "data tokens device",
     "data": "tokenizer field val-fraction shard-tokens limit",
+    "inspect": "json html csv compare base top full no-full fold-norms no-fold-norms per-head no-per-head lag",
     "residuals": "",
     "doctor": "",
 }
@@ -78,6 +79,14 @@ def test_data_then_train_on_it(tmp_path):
         "train", "tiny", "--data", tmp_path / "tokens", "--steps", 2, "--out", tmp_path / "r", "--set", *SMALL
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_inspect_own_run(run, tmp_path):
+    done = gnomon("inspect", run, "--json", tmp_path / "i.json", "--html", tmp_path / "i.html")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "i.json").read_text()).keys() >= {"model", "rows", "flags"}
+    done = gnomon("inspect", tmp_path / "nothing")
+    assert done.returncode == 2 and "nothing" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_lists(capsys):

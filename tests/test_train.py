@@ -110,6 +110,28 @@ def test_probes_tell_how_the_weights_fare(assignment, tmp_path):
         assert max(last["sigma_max"].values()) <= 3.001
 
 
+def test_tracked_continuity_survives_a_resume(tmp_path, monkeypatch):
+    settings = recipe(**{"watch.track_every": 3})
+    whole = read_metrics(_run(settings, tmp_path / "whole"))
+    assert [m["step"] for m in whole if "weight_v1" in m] == [3, 6, 9, 12]
+    assert whole[-1].keys() >= {"gradient_v1", "accumulated_v1", "delta_gw_v1", "change", "turn_v1"}
+    real = loop.data.batch
+
+    def batch(*args, step, **kwargs):
+        if step == 6:
+            raise RuntimeError("killed")
+        return real(*args, step=step, **kwargs)
+
+    monkeypatch.setattr(loop.data, "batch", batch)
+    with pytest.raises(RuntimeError, match="killed"):
+        train(settings, tmp_path / "parts")
+    monkeypatch.setattr(loop.data, "batch", real)
+    again = read_metrics(_run(settings, tmp_path / "parts"))
+    for a, b in zip(whole, again):
+        for key in ("gradient_v1", "accumulated_v1", "weight_v1", "change", "turn_v1"):
+            assert a.get(key, {}) == pytest.approx(b.get(key, {}), rel=1e-3, abs=1e-3), (a["step"], key)
+
+
 def _run(settings, folder):
     train(settings, folder)
     return folder

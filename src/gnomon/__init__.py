@@ -28,6 +28,8 @@ _EXPORTS = {
     "Rule": "gnomon.optim",
     "assign": "gnomon.optim",
     "ManifoldMuon": "gnomon.optim",
+    "inspect": "gnomon.continuity",
+    "Tracker": "gnomon.continuity",
     "UserError": "gnomon.errors",
 }
 

@@ -85,9 +85,9 @@ def train(
     if record["stopped"]:
         print(f"stopped after step {record['step']}, saved; the same command continues")
         raise KeyboardInterrupt
-    from gnomon import report
+    from gnomon import evaluate
 
-    print(f"wrote {report.run_report([folder], folder / 'report.html')}")
+    print(f"wrote {evaluate.report_of(folder)}")
 
 
 def compare(runs: Positional[tuple[Path, ...]], /, out: Path = Path("runs/report.html")) -> None:
@@ -181,6 +181,47 @@ def data(
     )
 
 
+def inspect(
+    checkpoint: Positional[str],
+    /,
+    json: Path | None = None,
+    html: Path | None = None,
+    csv: Path | None = None,
+    compare: str | None = None,
+    base: str | None = None,
+    top: int = 8,
+    full: bool = False,
+    fold_norms: bool = False,
+    per_head: bool = False,
+    lag: int = 1,
+) -> None:
+    """Tell how the leading singular directions of a checkpoint run through its depth.
+
+    Args:
+        checkpoint: a folder or file (safetensors, .bin, .pt, GGUF), a run folder, a LoRA folder, or a hub id.
+        json: write every number here.
+        html: write the report here, one offline file.
+        csv: write the rows here.
+        compare: a second checkpoint, shown side by side.
+        base: for a LoRA folder, the model its update is added to.
+        top: leading singular vectors of each matrix.
+        full: all of them, in fp64: adds weighted, Gram and Frobenius measures and the price of sharing a basis.
+        fold_norms: multiply the gains of neighbouring norms into each matrix first.
+        per_head: compare attention heads as well.
+        lag: compare layers this many places apart.
+    """
+    from gnomon.continuity import inspect as run
+
+    report = run(
+        checkpoint, top, full=full, fold_norms=fold_norms, per_head=per_head, lag=lag, compare=compare, base=base,
+        progress=True,
+    )  # fmt: skip
+    report.show()
+    for path, write in ((json, report.to_json), (html, report.to_html), (csv, report.to_csv)):
+        if path is not None:
+            print(f"wrote {write(path)}")
+
+
 def residuals() -> None:
     """List the ways a sublayer can join the residual stream."""
     from gnomon import report, residual
@@ -201,6 +242,7 @@ COMMANDS = {
     "generate": generate,
     "eval": eval,
     "data": data,
+    "inspect": inspect,
     "residuals": residuals,
     "doctor": doctor,
 }

@@ -45,6 +45,18 @@ def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Reci
     return model, data.tokenizer(recipe.data.tokenizer), recipe
 
 
+def report_of(folder: str | Path) -> Path:
+    """Write `report.html` of a finished run: its curves, and the continuity of its weights across depth."""
+    from gnomon import continuity, report
+    from gnomon.continuity.page import fill
+
+    folder = Path(folder)
+    page = report.run_page(report.read_runs([folder]))
+    page.section("Continuity of the weights across depth")
+    fill(page, continuity.inspect(folder))
+    return page.write(folder / "report.html", figures=False)
+
+
 @torch.no_grad()
 def generate(
     model: Transformer,

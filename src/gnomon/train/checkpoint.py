@@ -4,6 +4,7 @@ checkpoints/step-00000300/
     model.safetensors        weights by parameter name
     config.json              the model's settings
     optimizer.safetensors    optimizer state, `<entry>/<parameter name>`
+    tracker.safetensors      what the continuity tracker remembers, where the recipe has one
     state.json               step, tokens, seconds, and what of the optimizer is not a tensor
 """
 
@@ -19,13 +20,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder, read_json, remove_partials, write_json
 from gnomon.models.config import TransformerConfig
 from gnomon.train.recipe import from_dict, to_dict
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any], keep: int) -> Path:
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: dict[str, Any],
+    keep: int,
+    tracker: Tracker | None = None,
+) -> Path:
     """Write `checkpoints/step-…` under the run folder, then remove all but the newest `keep`."""
     path = folder / "checkpoints" / f"step-{progress['step']:08d}"
     if path.exists():
@@ -34,6 +43,10 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progr
     with atomic_folder(path) as partial:
         save_file({k: v.contiguous() for k, v in model.state_dict().items()}, partial / "model.safetensors")
         save_file(tensors, partial / "optimizer.safetensors")
+        if tracker is not None:
+            remembered = tracker.state_dict()
+            flat = {f"{key}/{name}": x.contiguous() for key, part in remembered.items() for name, x in part.items()}
+            save_file(flat, partial / "tracker.safetensors")
         write_json(partial / "config.json", {"model_type": "gnomon", **to_dict(model.config)})
         write_json(partial / "state.json", {**progress, "optimizer": rest})
     for old in list_checkpoints(folder)[:-keep] if keep else []:
@@ -47,8 +60,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.split("-")[1]))
 
 
-def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """Load the newest checkpoint into model and optimizer; returns its progress, or None when there is none.
+def resume(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, tracker: Tracker | None = None
+) -> dict[str, Any] | None:
+    """Load the newest checkpoint into model, optimizer and tracker; returns its progress, or None when there is none.
 
     Raises:
         UserError: the checkpoint is damaged or belongs to other parameters.
@@ -71,6 +86,12 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
             f"place {moved}: {(theirs + ['nothing'])[moved]!r} in the checkpoint, {(ours + ['nothing'])[moved]!r} here"
         )
     optimizer.load_state_dict(join_state(read_tensors(path / "optimizer.safetensors"), rest))
+    if tracker is not None:
+        remembered: dict[str, dict[str, Tensor]] = {"start": {}, "sum": {}, "first": {}}
+        for place, tensor in read_tensors(path / "tracker.safetensors").items():
+            key, name = place.split("/", 1)
+            remembered[key][name] = tensor
+        tracker.load_state_dict(remembered)
     return progress
 
 

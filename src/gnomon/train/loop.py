@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gnomon import anatomy, data
+from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
 from gnomon.optim import clip_logits
@@ -49,7 +50,8 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
 
     # All mistakes above are told before anything is written.
     open_run(folder, recipe)
-    progress = checkpoint.resume(folder, model, optim)
+    tracker = Tracker(model, recipe.watch.track_every) if recipe.watch.track_every else None
+    progress = checkpoint.resume(folder, model, optim, tracker)
     if progress is None:
         progress = {"step": 0, "tokens": 0, "seconds": 0.0}
         if recipe.model.head_bias:
@@ -87,6 +89,8 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
                     part = loss_fn(x, y) / recipe.data.accumulate
                 part.backward()
                 loss += part.detach()
+            if tracker is not None:
+                tracker.gradients(step)
             grad_norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
             # One wait for the device a step: the price of never applying a bad update.
             loss_now, norm_now = torch.stack((loss, grad_norm)).tolist()
@@ -115,14 +119,16 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
                 with cast():
                     record |= probe(model, probe_tokens)
                 record |= probe_weights(model, parts, optim)
+            if tracker is not None:
+                record |= tracker.weights(step)
             record["seconds"] = round(time.monotonic() - started, 3)
-            if due(step, watch.log_every) or "val_loss" in record or "angle" in record:
+            if due(step, watch.log_every) or record.keys() & {"val_loss", "angle", "change"}:
                 record["tokens_per_second"] = round(counted / training, 1)
                 metrics.write(record)
                 training, counted = 0.0, 0
             if due(step, watch.save_every) or last or stopped():
                 progress = {"step": step, "tokens": record["tokens"], "seconds": record["seconds"]}
-                checkpoint.save(folder, model, optim, progress, watch.keep)
+                checkpoint.save(folder, model, optim, progress, watch.keep, tracker)
             bar.advance(1, note=describe(record, metrics.recent))
             if stopped():
                 return {**record, "stopped": not last}

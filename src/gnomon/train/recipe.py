@@ -122,6 +122,7 @@ class WatchConfig:
         eval_tokens: size of the fixed validation slice.
         probe_every: stream norm, angles, attention logits and entropy on a fixed batch.
         probe_tokens: size of that batch.
+        track_every: continuity across depth of gradients, their sum and the weights (keeps two copies of the matrices).
         save_every: checkpoints.
         keep: checkpoints kept; older ones are removed after a newer one is whole.
     """
@@ -131,6 +132,7 @@ class WatchConfig:
     eval_tokens: int = 32768
     probe_every: int = 50
     probe_tokens: int = 1024
+    track_every: int = 0
     save_every: int = 100
     keep: int = 2
 
