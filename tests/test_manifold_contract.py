@@ -1,0 +1,147 @@
+"""What every weight manifold keeps, whatever its shape and dtype; and how the paper's DGram differs."""
+
+from __future__ import annotations
+
+import geoopt
+import pymanopt
+import pytest
+import torch
+
+import gnomon
+from gnomon.errors import UserError
+from gnomon.geometry import checks
+from gnomon.geometry.manifolds import MANIFOLDS, from_dict
+
+VALUES = {
+    "stiefel": gnomon.Stiefel(),
+    "stiefel-radius": gnomon.Stiefel(radius=0.5),
+    "dgram": gnomon.DGram(),
+    "dgram-cap": gnomon.DGram(floor=0.2, cap=3.0),
+    "oblique": gnomon.Oblique(),
+    "euclidean": gnomon.Euclidean(),
+}
+SHAPES = {"tall": (24, 8), "wide": (8, 24), "square": (16, 16), "odd": (15, 15), "vector": (12, 1)}
+every = pytest.mark.parametrize("manifold", VALUES.values(), ids=VALUES)
+shaped = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+
+
+def gaussian(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def point(manifold, shape, dtype=torch.float64, seed=1):
+    return manifold.random(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@every
+@shaped
+def test_retraction_has_first_order_at_least(manifold, shape):
+    if shape == (12, 1) and isinstance(manifold, gnomon.DGram):
+        assert checks.retraction_order(manifold, shape) == float("inf")  # one column constrains nothing
+    else:
+        assert checks.retraction_order(manifold, shape) > 0.9
+
+
+def test_the_papers_dgram_retraction_is_none():
+    assert checks.retraction_order(gnomon.DGram(paper=True)) == pytest.approx(-1, abs=0.15)
+    W = torch.linalg.qr(gaussian(6, 3))[0] * torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(gnomon.DGram().retract(W), W)
+    assert not torch.allclose(gnomon.DGram(paper=True).retract(W), W)
+
+
+@every
+@shaped
+@pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-10), (torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_random_points_and_retracted_ones_are_feasible(manifold, shape, dtype, bound):
+    W = point(manifold, shape, dtype)
+    assert W.dtype == dtype and manifold.violation(W) < bound
+    moved = manifold.retract(W + 0.1 * gaussian(*shape, dtype=dtype))
+    assert moved.dtype == dtype and manifold.violation(moved) < bound
+
+
+@every
+@shaped
+def test_tangent_projection_is_a_projection_and_symmetric(manifold, shape):
+    W, A, B = point(manifold, shape), gaussian(*shape), gaussian(*shape, seed=5)
+    P = manifold.tangent(W, A)
+    torch.testing.assert_close(manifold.tangent(W, P), P)
+    torch.testing.assert_close((P * B).sum(), (A * manifold.tangent(W, B)).sum())
+
+
+@every
+@shaped
+def test_tangents_keep_the_constraint_to_first_order(manifold, shape):
+    W = point(manifold, shape)
+    X = manifold.tangent(W, gaussian(*shape))
+    small = [manifold.violation(W + t * X).item() for t in (1e-2, 1e-3)]
+    assert small[1] < small[0] / 50 + 1e-9
+
+
+@every
+def test_batches_are_the_matrices_one_by_one(manifold):
+    W = torch.stack([point(manifold, (12, 6), seed=i) for i in range(3)])
+    M = gaussian(3, 12, 6)
+    for i in range(3):
+        torch.testing.assert_close(manifold.retract(W + M)[i], manifold.retract(W[i] + M[i]))
+        torch.testing.assert_close(manifold.tangent(W, M)[i], manifold.tangent(W[i], M[i]))
+        torch.testing.assert_close(manifold.violation(W + M)[i], manifold.violation(W[i] + M[i]))
+
+
+@every
+def test_plain_data_makes_the_same_manifold(manifold):
+    assert from_dict(manifold.to_dict()) == manifold
+    with pytest.raises(UserError, match="columns"):
+        from_dict({**manifold.to_dict(), "colums": "in"})
+    with pytest.raises(UserError, match="stiefel"):
+        from_dict({"name": "stifel"})
+    assert manifold.name in MANIFOLDS
+
+
+@every
+@shaped
+def test_columns_may_be_permuted(manifold, shape):
+    """No sorting: permuting the constrained columns permutes the result."""
+    X = gaussian(*shape)
+    axis = 0 if manifold.turned(shape) else 1
+    order = torch.randperm(shape[axis], generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(
+        manifold.retract(X).index_select(axis, order), manifold.retract(X.index_select(axis, order)), rtol=1e-6, atol=1e-8
+    )
+
+
+def test_near_and_far_retraction_agree_for_small_steps():
+    for manifold in (gnomon.Stiefel(), gnomon.DGram()):
+        W = point(manifold, (96, 32), torch.float32)
+        X = manifold.tangent(W, gaussian(96, 32, dtype=torch.float32))
+        moved = W + 0.02 * X / torch.linalg.matrix_norm(X, 2)
+        torch.testing.assert_close(manifold.retract(moved, near=True), manifold.retract(moved), rtol=0, atol=2e-5)
+
+
+def test_geoopt_and_pymanopt_agree():
+    W, M = point(gnomon.Stiefel(), (9, 4)), gaussian(9, 4)
+    torch.testing.assert_close(gnomon.Stiefel().tangent(W, M), geoopt.EuclideanStiefel().proju(W, M))
+    stiefel = pymanopt.manifolds.Stiefel(9, 4)
+    expected = torch.from_numpy(stiefel.projection(W.numpy(), M.numpy()))
+    torch.testing.assert_close(gnomon.Stiefel().tangent(W, M), expected)
+    V = point(gnomon.Oblique(), (9, 4))
+    oblique = pymanopt.manifolds.Oblique(9, 4)
+    torch.testing.assert_close(gnomon.Oblique().tangent(V, M), torch.from_numpy(oblique.projection(V.numpy(), M.numpy())))
+    torch.testing.assert_close(
+        gnomon.Oblique().retract(V + 0.1 * M), torch.from_numpy(oblique.retraction(V.numpy(), 0.1 * M.numpy()))
+    )
+
+
+@pytest.mark.parametrize("manifold", [gnomon.Stiefel(columns="in"), gnomon.DGram(columns="in")])
+def test_the_impossible_orientation_is_told(manifold):
+    with pytest.raises(UserError, match="short"):
+        manifold.retract(gaussian(4, 9))
+
+
+@every
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_bad_numbers_are_not_hidden(manifold, bad):
+    W = gaussian(8, 4)
+    W[2, 1] = bad
+    assert not manifold.retract(W).isfinite().all()
+    with pytest.raises(UserError, match="NaN or infinite"):
+        manifold.project(W)
