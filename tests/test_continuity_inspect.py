@@ -131,6 +131,9 @@ def test_copied_layers_are_told_from_similar_ones():
     up = "model.layers.{}.mlp.up_proj.weight".format
     tensors[up(1)] = tensors[up(0)].clone()
     tensors[up(3)] = tensors[up(2)] + 1e-6 * torch.randn(48, 32)
+    # The same spectrum and other numbers: neurons in another order.
+    down = "model.layers.{}.mlp.down_proj.weight".format
+    tensors[down(1)] = tensors[down(0)].flip(1)
     report = inspect(tensors, k=2, config=LLAMA)
     rows = {row["layer"]: row for row in report.rows if row["role"] == "up"}
     assert rows[0]["v1_cos"] == pytest.approx(1) and not rows[0]["defined"] and "same numbers" in rows[0]["reason"]
@@ -159,6 +162,19 @@ def test_one_layer_has_nothing_to_compare():
     report = inspect(llama(layers=1), config=LLAMA)
     assert not report.rows and "nothing to compare" in report.table()
     assert inspect({"w": torch.zeros(3, 3)}).rows == []
+
+
+def test_serial_alignment_goes_from_each_writer_to_the_next_readers():
+    tensors = llama(layers=3)
+    report = inspect(tensors, k=2, config=LLAMA)
+    found = {(row["role"], row["layer"], row["next_role"], row["next_layer"]) for row in report.serial}
+    inside = {("output", layer, role, layer) for layer in range(3) for role in ("gate", "up")}
+    across = {("down", layer, role, layer + 1) for layer in range(2) for role in ("query", "key", "value")}
+    assert found == inside | across
+    row = next(row for row in report.serial if row["role"] == "down" and row["next_role"] == "key")
+    u1 = torch.linalg.svd(tensors[row["tensor"]].double())[0][:, 0]
+    v1 = torch.linalg.svd(tensors[row["next_tensor"]].double())[2][0]
+    assert row["uv_cos"] == pytest.approx(abs(float(u1 @ v1)), abs=1e-4)
 
 
 def test_missing_layers_and_lags():

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,6 +132,51 @@ def test_a_zero_or_broken_matrix_is_left_out():
     record = Tracker(model, every=1).weights(0)
     assert "weight_v1" not in record
     assert len(record["turn_v1"]) == 2
+
+
+_SHARDED = """
+import os, sys, torch, torch.distributed as dist
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], RANK=sys.argv[1], WORLD_SIZE="2")
+dist.init_process_group("gloo")
+from torch.distributed.fsdp import fully_shard
+sys.path.insert(0, sys.argv[3])
+from test_continuity_tracker import Tracker, tiny, train
+plain, sharded = tiny(), fully_shard(tiny())
+one = Tracker(plain, every=1)
+two = Tracker(sharded, every=1)
+g = torch.Generator().manual_seed(0)
+for step in range(3):
+    if step == 2:
+        state = two.state_dict()
+        two = Tracker(sharded, every=1)
+        two.load_state_dict(state)
+    x, y = torch.randn(32, 10, generator=g), torch.randint(3, (32,), generator=g)
+    records = []
+    for model, tracker in ((plain, one), (sharded, two)):
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        tracker.gradients(step)
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.3 * p.grad
+        model.zero_grad()
+        records.append(tracker.weights(step))
+assert records[0].keys() == records[1].keys()
+for key, series in records[0].items():
+    for name, value in series.items():
+        assert abs(value - records[1][key][name]) < 1e-4, (key, name)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_sharded_model_gives_the_same():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", _SHARDED]
+    processes = [subprocess.Popen([*command, str(rank), port, here]) for rank in range(2)]
+    assert [process.wait(120) for process in processes] == [0, 0]
 
 
 def test_arguments():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -53,6 +54,16 @@ def test_scales_of_every_reach(tmp_path, dtype, kind, shape):
     wide = scale.reshape({"tensor": (1, 1), "row": (-1, 1), "column": (1, -1)}[kind])
     read = opened(tmp_path, {"x.weight": stored, "x.weight_scale": scale}).read("x.weight")
     assert read.dtype == torch.float32 and torch.equal(read, stored.float() * wide)
+
+
+@pytest.mark.parametrize("block, config", [((64, 32), [64, 32]), ((256, 128), None), ((64, 384), None)])
+def test_blocks_of_other_sizes(tmp_path, block, config):
+    rows, columns = 2, 3
+    stored = matrix(rows * block[0], columns * block[1]).to(torch.float8_e4m3fn)
+    scale = torch.rand(rows, columns) + 0.5
+    text = json.dumps({"quantization_config": {"weight_block_size": config}})
+    read = opened(tmp_path, {"x.weight": stored, "x.weight_scale_inv": scale}, text).read("x.weight")
+    assert torch.equal(read, stored.float() * torch.kron(scale, torch.ones(block)))
 
 
 def test_fp8_without_a_scale_is_what_it_says(tmp_path):
