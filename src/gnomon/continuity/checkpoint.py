@@ -112,7 +112,7 @@ def from_tensors(tensors: Mapping, name: str = "model", config: Mapping | None =
 
 def from_module(module: torch.nn.Module) -> Checkpoint:
     """A checkpoint over the parameters of a live module, tied ones under each of their names."""
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     config = config.to_dict() if hasattr(config, "to_dict") else config if isinstance(config, dict) else {}
     return from_tensors(dict(module.named_parameters(remove_duplicate=False)), type(module).__name__, config)
 
@@ -129,7 +129,7 @@ def read_tensor(name: str, entry: Entry, buffer: Buffer | None, index: int | Non
         part = entry.nbytes // entry.shape[0]
         entry = entry._replace(shape=entry.shape[1:], nbytes=part, offset=entry.offset + index * part)
     raw = buffer.take(entry.nbytes) if buffer else torch.empty(entry.nbytes, dtype=torch.uint8)
-    view, done = memoryview(raw.numpy()), 0
+    view, done = raw.numpy().data, 0
     with open(entry.file, "rb", buffering=0) as file:
         file.seek(entry.offset)
         while done < entry.nbytes:

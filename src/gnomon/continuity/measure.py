@@ -116,7 +116,9 @@ def measure(
             tensor = checkpoint.read(unit.name, local.buffer, unit.index)
         except UserError as error:
             return [Measured(part, error=str(error)) for part in unit.parts], near
-        found = [_one(checkpoint, anatomy, part, tensor, unit.index, how, near.get(series(part))) for part in unit.parts]
+        found = [
+            _one(checkpoint, anatomy, part, tensor, unit.index, how, near.get(series(part))) for part in unit.parts
+        ]
         return found, near | {series(one.part): one.at.V_kN[: how.k] for one in found if one.at is not None}
 
     waiting: deque[tuple[Unit, Future[_Result]]] = deque()

@@ -84,7 +84,7 @@ def _in_short(sheet: Any, report: Report) -> None:
 
 def _compared(sheet: Any, report: Report, other: Report) -> None:
     sheet.section(f"Against {other.model}")
-    sheet.table(sidebyside.summary(report, other), sidebyside.COLUMNS)
+    sheet.table(sidebyside.summary(report, other), sidebyside.COLUMNS, formats=sidebyside.FORMATS)
     turned = [row for row in sidebyside.turned(report, other) if row["defined"]]
     if turned:
         points = _stream_side(turned, "turned_v", "turned_u")

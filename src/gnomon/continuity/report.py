@@ -135,18 +135,23 @@ class Report:
         console = console or Console()
         folded = "folded in" if self.settings["fold_norms"] else "not folded (raw)"
         how = f"{self.settings['tier']}, norms {folded}"
-        console.print(f"{self.model}  ·  {self.family}  ·  {how}, lag {self.settings['lag']}", markup=False)
+
+        def say(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        say(f"{self.model}  ·  {self.family}  ·  {how}, lag {self.settings['lag']}")
         if self.summary:
             columns, formats = summary_columns(self)
             drawing.show(self.summary, columns, formats=formats, console=console)
-            console.print("│ marks the null level: what unrelated directions of the same dimension give", markup=False)
+            say("│ marks the null level: what unrelated directions of the same dimension give")
         if self.other:
             from gnomon.continuity import sidebyside
 
             lines = sidebyside.summary(self, self.other)
-            drawing.show(lines, sidebyside.COLUMNS, title=f"against {self.other.model}", console=console)
+            title, formats = f"against {self.other.model}", sidebyside.FORMATS
+            drawing.show(lines, sidebyside.COLUMNS, title=title, formats=formats, console=console)
         for line in remarks(self.flags):
-            console.print(line, markup=False, highlight=False)
+            say(line)
 
 
 def summary_columns(report: Report) -> tuple[dict[str, str], dict[str, Any]]:

@@ -27,6 +27,7 @@ COLUMNS = {
     "turned_v": "v1 turned (°)",
     "turned_u": "u1 turned (°)",
 }
+FORMATS = dict.fromkeys(COLUMNS, ".3f") | {"turned_v": ".2f", "turned_u": ".2f"}
 
 
 def summary(one: Report, other: Report) -> list[dict[str, Any]]:

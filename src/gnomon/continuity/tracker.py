@@ -98,11 +98,10 @@ class Tracker:
     def gradients(self, step: int) -> None:
         """Take this step's gradients in; call between backward and the optimizer."""
         grads = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        if self._accumulate and grads:
-            new = [name for name in grads if name not in self._sum]
-            self._sum |= {name: torch.zeros_like(grads[name], dtype=torch.float32) for name in new}
-            sums = [self._sum[name] for name in grads]
-            torch._foreach_add_(sums, [grad.float() for grad in grads.values()])
+        for name, grad in grads.items() if self._accumulate else ():
+            if name not in self._sum:
+                self._sum[name] = torch.zeros_like(grad, dtype=torch.float32)
+            self._sum[name].add_(grad)
         if not self.due(step):
             return
         self._pending = self._neighbours("gradient", self._leading(grads))
