@@ -155,5 +155,6 @@ def tiny(**changes: Any) -> TransformerConfig:
         norm="rms",
         positions="rope",
         head_bias=True,
+        init_std=0.08,
     )
     return TransformerConfig(**settings | changes)
