@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SECTIONS = ["Optimisation", "Hidden states", "Attention", "Weights", "Other measures"]
+SECTIONS = ["Optimisation", "Hidden states", "Attention", "Weights", "Depth", "Other measures"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,20 @@ _KNOWN = {
     "feasibility": Measure("Feasibility", "", "Weights", "How far a weight is from its manifold."),
     "tangency": Measure("Tangency", "", "Weights", "How far a step is from the tangent space."),
     "alignment": Measure("Alignment", "", "Weights", "How well the step agrees with the gradient.", "min"),
+    "change": Measure("Change since the start", "‖W - W₀‖ / ‖W₀‖", "Depth"),
+    "turn_v1": Measure("Turn of v1", "degrees", "Depth", "Angle of each weight's v1 from its own at the reference step."),
+    **{
+        f"{what}_{side}": Measure(f"{title}, {side}", f"|cos {side}|", "Depth",
+                                  "Leading directions of a layer against the next.", "min")
+        for what, title in (("gradient", "Gradients of neighbours"), ("accumulated", "Summed gradients of neighbours"),
+                            ("weight", "Weights of neighbours"))
+        for side in ("v1", "u1")
+    },
+    **{
+        f"delta_gw_{side}": Measure(f"Coherence not in the weights, {side}", "", "Depth",
+                                    "Summed gradients' less weights'; large: gradients agree, weights do not.")
+        for side in ("v1", "u1")
+    },
 }
 
 
