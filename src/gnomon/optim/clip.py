@@ -61,10 +61,12 @@ def clip_logits(
             for part in parts.select(role, layer):
                 weight = parameters[part.name].detach()
                 part.block.put(weight, part.block.take(weight) * factor)
-                bias = parameters.get(part.name.removesuffix("weight") + "bias")
-                if bias is not None and part.block.rows is None:
-                    bias.detach().mul_(factor)
-                elif bias is not None:
-                    rows = part.block.rows
-                    bias.detach().view(-1, rows.period)[:, rows.start : rows.stop].mul_(factor)
+                bias, rows = parameters.get(part.name.removesuffix("weight") + "bias"), part.block.rows
+                if bias is not None:
+                    share = (
+                        bias.detach()
+                        if rows is None
+                        else bias.detach().view(-1, rows.period)[:, rows.start : rows.stop]
+                    )
+                    share.mul_(factor)
     return factors

@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.anatomy import Block, Cut
+from gnomon.anatomy import Block
 from gnomon.errors import UserError, check_name
 from gnomon.geometry import steepest
-from gnomon.geometry.manifolds import Euclidean, Manifold, from_dict
+from gnomon.geometry.manifolds import Euclidean, Manifold
 from gnomon.geometry.polar import spectral_norm
 from gnomon.optim import parallel
+from gnomon.optim.groups import describe, from_assignment, from_plain, to_plain
 from gnomon.optim.rules import Assignment, label
 
 SCALES: dict[str, Callable[[int, int], float]] = {
@@ -141,7 +142,9 @@ class ManifoldMuon(torch.optim.Optimizer):
             adamw_eps=adamw_eps, adamw_weight_decay=adamw_weight_decay, check_finite=check_finite, compile=compile, paper=paper,
         )  # fmt: skip
         self.placed: list[dict[str, Any]] = []
-        groups = _groups(assignment) if isinstance(assignment, Assignment) else [dict(group) for group in assignment]
+        groups = (
+            from_assignment(assignment) if isinstance(assignment, Assignment) else [dict(group) for group in assignment]
+        )
         super().__init__(groups, defaults)
         self._link()
 
@@ -168,7 +171,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         else:
             own = ("lr", "momentum", "nesterov", "weight_decay", "steps", "warm_start", "scale", "spectral_cap",
                    "polish_every", "paper")  # fmt: skip
-            filled = {**{key: d[key] for key in own}, "step": 0, "manifolds": _to_plain(parts)}
+            filled = {**{key: d[key] for key in own}, "step": 0, "manifolds": to_plain(parts)}
         unknown = group.keys() - filled.keys() - {"params", "param_names", "initial_lr"}
         if unknown:
             raise UserError(
@@ -241,7 +244,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         for (name, parameter), update in zip(moving, updates):
             state = self.state[parameter]
             W, U = parallel.whole(state.get("master", parameter)), parallel.whole(update)
-            for number, (block, manifold) in enumerate(_from_plain(group["manifolds"][name])):
+            for number, (block, manifold) in enumerate(from_plain(group["manifolds"][name])):
                 items.append(_Item(parameter, W, block, manifold, block.take(W), block.take(U), f"dual.{number}"))
         mine = parallel.owned([item.cost for item in items])
         batches: dict[tuple, list[_Item]] = {}
@@ -339,7 +342,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         found: dict[str, dict[str, float]] = {"feasibility": {}, "tangency": {}, "alignment": {}}
         for group in self.param_groups:
             for name, p in zip(group["param_names"], group["params"]) if group["manifolds"] is not None else ():
-                parts = _from_plain(group["manifolds"][name])
+                parts = from_plain(group["manifolds"][name])
                 full = parallel.whole(p)
                 momentum = self.state[p].get("momentum") if p in self.state else None
                 for number, (block, manifold) in enumerate(parts):
@@ -365,8 +368,8 @@ class ManifoldMuon(torch.optim.Optimizer):
         Raises:
             UserError: parameters, their order, or the manifold of one differ; the message names the first.
         """
-        theirs = {n: _manifold_of(g, n) for g in state_dict["param_groups"] for n in g["param_names"]}
-        ours = {n: _manifold_of(g, n) for g in self.param_groups for n in g["param_names"]}
+        theirs = {n: describe(g, n) for g in state_dict["param_groups"] for n in g["param_names"]}
+        ours = {n: describe(g, n) for g in self.param_groups for n in g["param_names"]}
         for name in [*ours, *theirs]:
             a, b = (side.get(name, "missing") for side in (theirs, ours))
             if a != b:
@@ -405,54 +408,6 @@ class _Item:
     @property
     def cost(self) -> int:
         return self.W.numel() * min(self.W.shape)
-
-
-def _groups(assignment: Assignment) -> list[dict[str, Any]]:
-    """One group for each pair of learning rate and weight decay, matrices before AdamW's parameters with and without
-    decay, so that a scheduler keeps their ratios."""
-    groups: dict[tuple, dict[str, Any]] = {}
-    for entry in assignment:
-        name, matrix = entry.part.name, entry.manifold is not None
-        decay = entry.weight_decay
-        if not matrix and decay is None and entry.parameter.ndim < 2:
-            decay = 0.0
-        options = {key: value for key, value in (("lr", entry.lr), ("weight_decay", decay)) if value is not None}
-        group = groups.setdefault((not matrix, *sorted(options.items())), {"params": {}, "parts": {}, **options})
-        group["params"][name] = entry.parameter
-        if matrix:
-            group["parts"].setdefault(name, []).append((entry.part.block, entry.manifold))
-    ordered = [groups[key] for key in sorted(groups, key=lambda key: key[0])]
-    for group in ordered:
-        group["params"] = list(group["params"].items())
-        if not group["parts"]:
-            del group["parts"]
-    return ordered
-
-
-def _to_plain(parts: Mapping[str, list[tuple[Block, Manifold]]]) -> dict[str, list]:
-    """Blocks and manifolds as JSON has them."""
-
-    def cut(c: Cut | None) -> list[int] | None:
-        return None if c is None else [c.period, c.start, c.stop]
-
-    return {
-        name: [[[b.index, b.transposed, cut(b.rows), cut(b.columns)], manifold.to_dict()] for b, manifold in found]
-        for name, found in parts.items()
-    }
-
-
-def _from_plain(plain: list) -> list[tuple[Block, Manifold]]:
-    def cut(values: list[int] | None) -> Cut | None:
-        return None if values is None else Cut(*values)
-
-    return [(Block(i, t, cut(rows), cut(columns)), from_dict(data)) for (i, t, rows, columns), data in plain]
-
-
-def _manifold_of(group: Mapping[str, Any], name: str) -> str:
-    """What a group says of a parameter, for comparing checkpoints."""
-    if group.get("manifolds") is None:
-        return "AdamW"
-    return " and ".join(f"{label(manifold)} at {block}" for block, manifold in _from_plain(group["manifolds"][name]))
 
 
 _COMPILED: list[Callable] = []

@@ -32,7 +32,7 @@ def tiny(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
             assignment, TINY_LR.get((residual, assignment), 4e-3 if assignment == "adamw" else 0.02), adamw_lr=4e-3
         ),
         schedule=ScheduleConfig(warmup=30),
-        watch=WatchConfig(eval_every=50, probe_every=50, save_every=100),
+        watch=WatchConfig(eval_every=50, probe_every=50, save_every=100, keep=3),
     )
 
 
