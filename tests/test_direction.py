@@ -121,6 +121,27 @@ def test_no_gradient_no_direction(manifold):
     assert A.isfinite().all() and not A[1].any() and A[0].any()
 
 
+DEFICIENT = {
+    "rank-1": lambda G: torch.outer(G[:, 0], G[0]),
+    "few columns": lambda G: G * (torch.arange(G.shape[1]) < 3),
+    "few rows": lambda G: G * (torch.arange(G.shape[0])[:, None] < 3),
+    "one entry": lambda G: 1e-6 * G + (torch.arange(G.numel()).view(G.shape) == 0),
+    "tiny": lambda G: 1e-20 * G,
+}
+
+
+@pytest.mark.parametrize("kind", DEFICIENT)
+@pytest.mark.parametrize("shape", [(64, 64), (65, 65), (192, 64), (64, 192), (96, 64)])
+@pytest.mark.parametrize("manifold", [S, D, O], ids=["stiefel", "dgram", "oblique"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_deficient_gradients_give_finite_feasible_directions(manifold, shape, kind, steps):
+    """What training meets at once: gradients of rank one, unused inputs, one large entry."""
+    G = DEFICIENT[kind](gaussian(*shape))
+    found = direction(point(manifold, shape), G, manifold, steps=steps)
+    assert found.A.isfinite().all() and torch.linalg.matrix_norm(found.A.double(), 2) < 1.03
+    assert (found.A * G).sum() >= 0
+
+
 def test_warm_start_helps_or_does_no_harm():
     W, G = point(S, (32, 16)), gaussian(32, 16)
     cold = direction(W, G, S, steps=2)
