@@ -19,7 +19,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     changes = {"model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 32, "steps": 30,
                "watch.eval_tokens": 2048,
-               "compute.device": "cpu", "watch.save_every": 10}  # fmt: skip
+               "compute.device": "cpu", "watch.save_every": 10, "watch.keep": 2}  # fmt: skip
     train(replace(preset("tiny", "proj-spheret"), changes), folder)
     return folder
 

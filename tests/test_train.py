@@ -22,7 +22,7 @@ SMALL = {
     "model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 32, "data.batch": 4, "steps": 12,
     "schedule.warmup": 3, "watch.eval_every": 6, "watch.probe_every": 6, "watch.save_every": 4,
     "watch.eval_tokens": 512,
-    "watch.probe_tokens": 64, "compute.device": "cpu",
+    "watch.probe_tokens": 64, "watch.keep": 2, "compute.device": "cpu",
 }  # fmt: skip
 
 

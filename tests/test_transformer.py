@@ -178,10 +178,10 @@ def test_counted_parameters_and_flops(name):
 
 def test_init_follows_the_residual():
     torch.manual_seed(0)
-    model = Transformer(tiny(layers=8, residual="pre-norm", qkv="fused"))
+    model = Transformer(tiny(layers=8, residual="pre-norm", qkv="fused", init_std=0.02))
     assert model.blocks[0].mlp.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.03)
     assert model.blocks[0].mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.03)
-    deep = Transformer(tiny(layers=8, residual="deepnorm", qkv="fused")).blocks[0].attention.qkv.weight
+    deep = Transformer(tiny(layers=8, residual="deepnorm", qkv="fused", init_std=0.02)).blocks[0].attention.qkv.weight
     assert deep[:160].std().item() == pytest.approx(0.02, rel=0.03)
     assert deep[320:].std().item() == pytest.approx(0.02 * 64**-0.25, rel=0.03)
 

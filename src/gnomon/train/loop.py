@@ -38,11 +38,12 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
     Raises:
         UserError: the folder holds another recipe, the data do not fit the model, or a loss is not finite.
     """
-    folder = Path(folder)
+    with flushed_denormals():
+        return _train(recipe, Path(folder))
+
+
+def _train(recipe: Recipe, folder: Path) -> dict[str, Any]:
     device = choose_device(recipe.compute)
-    # Moments of dead inputs decay into denormals, which make CPU steps several times slower; worker threads inherit
-    # the setting from the thread that starts them, so it comes before any work.
-    torch.set_flush_denormal(True)
     train_tokens, val_tokens = open_data(recipe)
     torch.manual_seed(recipe.seed)
     model = Transformer(recipe.model).to(device)
@@ -133,6 +134,22 @@ def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
             if stopped():
                 return {**record, "stopped": not last}
     return {**record, "stopped": False}
+
+
+@contextlib.contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Treat denormal numbers as zero on the CPU while open, then as before.
+
+    Moments of dead inputs decay into them, and then steps are several times slower. Worker threads inherit the setting
+    from the thread that starts them, so it comes before any work.
+    """
+    smallest = torch.tensor([5e-324], dtype=torch.float64)
+    before = not bool((smallest * 1).item())
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 def due(step: int, every: int) -> bool:
