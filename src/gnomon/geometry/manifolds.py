@@ -29,6 +29,7 @@ from torch import Tensor
 
 from gnomon.errors import UserError, check_name, suggest
 from gnomon.geometry import polar as polar_factor
+from gnomon.geometry.polar import nonzero
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Manifold:
         self._check(X_LC.shape)
         return X_LC
 
+    @torch.no_grad()
     def retract(self, W_MN: Tensor, near: bool = False) -> Tensor:
         """The point of the manifold that W_MN stands for, in its dtype; a first-order retraction of W + X at W.
 
@@ -67,7 +69,7 @@ class Manifold:
         """
         work = polar_factor.working_dtype(W_MN)
         X_LC = self._retract(self.orient(W_MN).to(work), near)
-        return (X_LC.mT if self.turned(W_MN.shape) else X_LC).to(W_MN.dtype)
+        return (X_LC.mT if self.turned(W_MN.shape) else X_LC).to(W_MN.dtype).contiguous()
 
     def move(self, W_MN: Tensor, X_MN: Tensor) -> Tensor:
         """retract(W + X)."""
@@ -97,6 +99,7 @@ class Manifold:
         W_MN = torch.randn(m, n, generator=generator, dtype=torch.float64, device=device)
         return self.project(W_MN, generator=generator).to(dtype)
 
+    @torch.no_grad()
     def project(self, W_MN: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """First placement of any finite matrix, e.g. an initialisation; waits for the device.
 
@@ -113,7 +116,7 @@ class Manifold:
         placed = self._retract(X_LC, near=False)
         if bool((self._violation(placed) > 1e-4).any()):
             placed = self._retract(self._complete(X_LC, generator), near=False)
-        return (placed.mT if self.turned(W_MN.shape) else placed).to(W_MN.dtype)
+        return (placed.mT if self.turned(W_MN.shape) else placed).to(W_MN.dtype).contiguous()
 
     def decay(self, W_MN: Tensor, factor: float | Tensor) -> Tensor:
         """Weight decay by `factor` (1 - lr * weight_decay) as this manifold understands it; see the class docstring."""
@@ -127,7 +130,7 @@ class Manifold:
         """(Q_LC, d_1C): columns of norm 1 and the norms, X_LC = Q_LC * d_1C, of a point of Stiefel or DGram."""
         X_LC = self.orient(W_MN)
         d_1C = _column_norms(X_LC)
-        return X_LC / _nonzero(d_1C), _nonzero(d_1C)
+        return X_LC / nonzero(d_1C), nonzero(d_1C)
 
     def _check(self, shape: torch.Size) -> None:
         pass
@@ -166,7 +169,7 @@ class _Orthogonal(Manifold):
     def _tangent(self, X_LC: Tensor, M_LC: Tensor) -> Tensor:
         d_1C = _column_norms(X_LC)
         P_CC = X_LC.mT @ M_LC
-        S_CC = (P_CC + P_CC.mT) / _nonzero(d_1C.mT.square() + d_1C.square())
+        S_CC = (P_CC + P_CC.mT) / nonzero(d_1C.mT.square() + d_1C.square())
         return M_LC - X_LC @ self._constrained(S_CC)
 
     def _constrained(self, S_CC: Tensor) -> Tensor:
@@ -205,7 +208,7 @@ class Stiefel(_Orthogonal):
         return X_LC / self.radius, d_1C
 
     def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
-        return _polar(X_LC / self.radius, near) * self.radius
+        return _polar_(X_LC / self.radius, near).mul_(self.radius)
 
     def _violation(self, X_LC: Tensor) -> Tensor:
         return _off_identity(X_LC / self.radius)
@@ -258,12 +261,12 @@ class DGram(_Orthogonal):
         low = max(high / 4, self.floor)
         norms_C = torch.rand(X_LC.size(-1), generator=generator, dtype=torch.float64, device=device)
         X_LC = (X_LC * (low + (high - low) * norms_C)).to(dtype)
-        return X_LC.mT if self.turned((m, n)) else X_LC
+        return X_LC.mT.contiguous() if self.turned((m, n)) else X_LC
 
     def decay(self, W_MN: Tensor, factor: float | Tensor) -> Tensor:
         X_LC = self.orient(W_MN)
         d_1C = _column_norms(X_LC)
-        X_LC = X_LC * torch.maximum((self.floor / _nonzero(d_1C)).clamp_max(1.0), torch.as_tensor(factor).to(X_LC))
+        X_LC = X_LC * torch.maximum((self.floor / nonzero(d_1C)).clamp_max(1.0), torch.as_tensor(factor).to(X_LC))
         return X_LC.mT if self.turned(W_MN.shape) else X_LC
 
     def pair_weights(self, d_1C: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,7 +285,7 @@ class DGram(_Orthogonal):
             U_LC, s_C, V_CC = torch.linalg.svd(X_LC, full_matrices=False)
             return (U_LC @ V_CC) * s_C[..., None, :]
         Q_LC, d_1C = _normalised(X_LC)
-        return _polar(Q_LC, near) * d_1C.clamp(self.floor, self.cap)
+        return _polar_(Q_LC, near).mul_(d_1C.clamp(self.floor, self.cap))
 
     def _complete(self, X_LC: Tensor, generator: torch.Generator | None) -> Tensor:
         Q_LC, d_1C = _normalised(X_LC)
@@ -313,7 +316,7 @@ class Oblique(Manifold):
         return _normalised(X_LC)[0]
 
     def _tangent(self, X_LC: Tensor, M_LC: Tensor) -> Tensor:
-        square = _nonzero((X_LC * X_LC).sum(-2, keepdim=True))
+        square = nonzero((X_LC * X_LC).sum(-2, keepdim=True))
         return M_LC - X_LC * ((X_LC * M_LC).sum(-2, keepdim=True) / square)
 
     def _violation(self, X_LC: Tensor) -> Tensor:
@@ -358,10 +361,11 @@ def from_dict(data: Mapping[str, Any]) -> Manifold:
     return kind(**options)
 
 
-def _polar(X_LC: Tensor, near: bool) -> Tensor:
+def _polar_(X_LC: Tensor, near: bool) -> Tensor:
+    """The polar factor of X_LC, which may be overwritten."""
     if not near:
         return polar_factor.polar(X_LC, "precise")
-    return polar_factor.near(X_LC, dtype=torch.bfloat16 if X_LC.dtype == torch.float32 else None)
+    return polar_factor.near_(X_LC, dtype=torch.bfloat16 if X_LC.dtype == torch.float32 else None)
 
 
 def _off_identity(Q_LC: Tensor, diagonal: bool = True) -> Tensor:
@@ -374,15 +378,11 @@ def _off_identity(Q_LC: Tensor, diagonal: bool = True) -> Tensor:
 def _normalised(X_LC: Tensor) -> tuple[Tensor, Tensor]:
     """(columns of norm 1 or 0, norms_1C)."""
     d_1C = _column_norms(X_LC)
-    return X_LC / _nonzero(d_1C), d_1C
+    return X_LC / nonzero(d_1C), d_1C
 
 
 def _column_norms(X_LC: Tensor) -> Tensor:
-    return X_LC.square().sum(-2, keepdim=True).sqrt()  # ten times faster than vector_norm over rows on a CPU
-
-
-def _nonzero(norm: Tensor) -> Tensor:
-    return torch.where(norm == 0, torch.ones_like(norm), norm)
+    return torch.linalg.vecdot(X_LC, X_LC, dim=-2)[..., None, :].sqrt()  # vector_norm is nine times slower on a CPU
 
 
 def _require(condition: bool, message: str) -> None:

@@ -65,7 +65,7 @@ def polar(
     else:
         triples = polar_express(1e-12, tolerance=1e-14) if work == torch.float64 else polar_express(1e-6)
         U = _quintics(_over_frobenius(X), _guarded(triples, work))
-    return (U if wide else U.mT).to(X_MN.dtype)
+    return (U if wide else U.mT).contiguous().to(X_MN.dtype)
 
 
 def near(X_MN: Tensor, steps: int = 1, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -84,14 +84,19 @@ def near(X_MN: Tensor, steps: int = 1, *, dtype: torch.dtype | None = None) -> T
         (..., M, N) in the dtype of X_MN.
     """
     Y = X_MN.to(working_dtype(X_MN))
-    wide = Y.size(-2) < Y.size(-1)
-    Y = Y.mT if wide else Y
+    Y = Y.clone() if Y is X_MN else Y
+    near_(Y.mT if Y.size(-2) < Y.size(-1) else Y, steps, dtype=dtype)
+    return Y.to(X_MN.dtype)
+
+
+def near_(Y_MN: Tensor, steps: int = 1, *, dtype: torch.dtype | None = None) -> Tensor:
+    """`near` in place for M >= N: large temporaries cost a CPU as much as the arithmetic done on them."""
     for _ in range(steps):
-        R_NN = gram(Y)
+        R_NN = gram(Y_MN)
         scale = diagonal_mean(R_NN).clamp_min(1.0)
         E_NN = add_identity(R_NN / scale, -1.0)
-        Y = torch.sub(Y, multiply(Y, E_NN, dtype), alpha=0.5) * scale.rsqrt()
-    return (Y.mT if wide else Y).to(X_MN.dtype)
+        accumulate_(Y_MN, Y_MN, E_NN, dtype, scale=-0.5).mul_(scale.rsqrt())
+    return Y_MN
 
 
 def polar_restarted(X_MN: Tensor, noise: Tensor | None = None) -> Tensor:
@@ -106,8 +111,9 @@ def polar_restarted(X_MN: Tensor, noise: Tensor | None = None) -> Tensor:
     # small enough for bfloat16: a + b R + c R^2 with R = r + E.
     (a, b, c), r = polar_express(floor, 1)[0], (1 + floor**2) / 2
     E_NN = add_identity(gram(X), -r)
-    X = (a + b * r + c * r * r) * X + multiply(X, (b + 2 * c * r) * E_NN + c * multiply(E_NN, E_NN, quick), quick)
-    return near(X, 1 if quick else 3)
+    Y_NN = (b + 2 * c * r) * E_NN + c * multiply(E_NN, E_NN, quick)
+    X = accumulate_((a + b * r + c * r * r) * X, X, Y_NN, quick)
+    return near_(X, 1 if quick else 3)
 
 
 def inverse_sqrt(
@@ -154,13 +160,13 @@ def spectral_norm(X_MN: Tensor, steps: int = 6) -> Tensor:
     V_8N = V_8N.expand(*X_MN.shape[:-2], -1, -1)
     for _ in range(steps):
         V_8N = (V_8N @ X_MN.mT) @ X_MN  # rows, not columns: four times faster on a CPU
-        V_8N = V_8N / _nonzero(torch.linalg.vector_norm(V_8N, dim=-1, keepdim=True))
+        V_8N = V_8N / nonzero(torch.linalg.vector_norm(V_8N, dim=-1, keepdim=True))
     return torch.linalg.vector_norm(V_8N @ X_MN.mT, dim=-1, keepdim=True).amax(-2, keepdim=True)
 
 
 def unit(X_MN: Tensor) -> Tensor:
     """X over the power of two nearest its largest entry: exact, so nothing later can overflow or vanish. A copy."""
-    peak = X_MN.abs().amax((-2, -1), keepdim=True)
+    peak = torch.maximum(X_MN.amax((-2, -1), keepdim=True), -X_MN.amin((-2, -1), keepdim=True))
     exponent = torch.frexp(peak).exponent
     exponent = torch.where(torch.isfinite(peak) & (peak > 0), exponent, 0).clamp(-126, 126)
     return X_MN * torch.ldexp(torch.ones_like(peak), -exponent)
@@ -182,13 +188,34 @@ def gram(X_MN: Tensor) -> Tensor:
 
 
 def multiply(A: Tensor, B: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A @ B computed in `dtype` (default their own), in the dtype and the memory layout of A.
+    """A @ B computed in `dtype` (default their own), in the dtype and memory layout of A.
 
-    The layout matters: adding a transposed view to a row-major tensor is ten times slower than adding two of a kind.
+    The layout matters: on a CPU, adding a transposed view to a row-major tensor costs twenty times adding two of a kind.
     """
-    if dtype is not None and dtype != A.dtype:
-        return multiply(A.to(dtype), B.to(dtype)).to(A.dtype)
-    return A @ B if A.is_contiguous() else (B.mT @ A.mT).mT
+    work = A.dtype
+    A, B, turned = _row_major(A.to(dtype or work), B.to(dtype or work))
+    C = (A @ B).to(work)
+    return C.mT if turned else C
+
+
+def accumulate_(
+    C: Tensor, A: Tensor, B: Tensor, dtype: torch.dtype | None = None, *, scale: float = 1.0
+) -> Tensor:
+    """C += scale A @ B in place, the product computed in `dtype`. C may be A."""
+    work = A.dtype
+    A, B, turned = _row_major(A.to(dtype or work), B.to(dtype or work))
+    target = C.mT if turned else C
+    if dtype in (None, work) and C is not A and target.ndim <= 3:
+        (target.addmm_ if target.ndim == 2 else target.baddbmm_)(A, B, alpha=scale)
+    else:
+        target.add_(A @ B, alpha=scale)
+    return C
+
+
+def _row_major(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """(A, B, False), or (B^T, A^T, True) if A is a transposed view, so that the product comes out like A."""
+    turned = not A.is_contiguous() and A.mT.is_contiguous()
+    return (B.mT, A.mT, True) if turned else (A, B, False)
 
 
 def add_identity(A_NN: Tensor, value: float | Tensor = 1.0) -> Tensor:
@@ -203,24 +230,24 @@ def diagonal_mean(A_NN: Tensor) -> Tensor:
     return A_NN.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
 
 
+def nonzero(norm: Tensor) -> Tensor:
+    """The norm, or 1 where it is 0, to divide by; NaN stays NaN."""
+    return torch.where(norm == 0, torch.ones_like(norm), norm)
+
+
 def working_dtype(X: Tensor) -> torch.dtype:
     """float64 for float64, float32 for everything else."""
     return torch.float64 if X.dtype == torch.float64 else torch.float32
 
 
-def _nonzero(norm: Tensor) -> Tensor:
-    """The norm, or 1 where it is 0; NaN stays NaN."""
-    return torch.where(norm == 0, torch.ones_like(norm), norm)
-
-
 def _bounded(H: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     scale = torch.linalg.matrix_norm(H, keepdim=True)
-    scale = _nonzero(scale if noise is None else torch.maximum(scale, noise))
+    scale = nonzero(scale if noise is None else torch.maximum(scale, noise))
     return H / scale, scale
 
 
 def _over_frobenius(X: Tensor) -> Tensor:
-    return X / _nonzero(torch.linalg.matrix_norm(X, keepdim=True))
+    return X / nonzero(torch.linalg.matrix_norm(X, keepdim=True))
 
 
 def _guarded(triples: tuple[Quintic, ...], dtype: torch.dtype) -> list[Quintic]:
@@ -264,7 +291,29 @@ def _zolotarev_sqrt(H_NN: Tensor, lower: float, tolerance: float) -> Tensor:
 
 
 def _shifted_inverse(H_NN: Tensor, shift: float) -> Tensor:
-    return torch.cholesky_inverse(torch.linalg.cholesky_ex(add_identity(H_NN.clone(), shift)).L)
+    return _inverse(add_identity(H_NN.clone(), shift))
+
+
+def _inverse(A_NN: Tensor) -> Tensor:
+    """Inverse of a positive definite matrix by halves, through the Schur complement of the first.
+
+    LAPACK's own is 25% slower on one core, and on several busy cores up to a hundred times: it meets at a barrier for
+    every panel, a matrix product only once.
+    """
+    half = A_NN.size(-1) // 2
+    if half < 64:
+        return torch.cholesky_inverse(torch.linalg.cholesky_ex(A_NN).L)
+    B = A_NN[..., :half, half:]
+    P = _inverse(A_NN[..., :half, :half])
+    X = P @ B
+    S = _inverse(A_NN[..., half:, half:] - B.mT @ X)
+    Y = X @ S
+    inverse_NN = torch.empty_like(A_NN)
+    inverse_NN[..., :half, :half] = P + Y @ X.mT
+    inverse_NN[..., :half, half:] = -Y
+    inverse_NN[..., half:, :half] = -Y.mT
+    inverse_NN[..., half:, half:] = S
+    return inverse_NN
 
 
 def _newton_schulz(H_NN: Tensor, lower: float, tolerance: float) -> Tensor:

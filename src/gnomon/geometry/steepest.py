@@ -1,26 +1,28 @@
 """Steepest descent under the spectral norm, inside the tangent space of a weight manifold.
 
-    maximise <G, A>   subject to   |A|_2 <= 1   and   A tangent at W            (arXiv 2606.13276; Bernstein 2025)
+    maximise <G, A>   subject to   |A|_2 <= 1   and   A tangent at W        (Bernstein 2025; arXiv 2606.13276, eq. 5)
 
-W and G are (..., M, N); below X_LC is the orientation with the C constrained columns last (`manifolds`), L >= C.
-A Gram-constrained W = Q diag(d) has orthonormal Q_LC, and A splits into a part in the span of W and one outside it:
+Shapes: W_MN and G_MN are (..., M, N); X_LC is the orientation with the C constrained columns last (`manifolds`), L >= C.
 
-    A = Q K + G' B,     K_CC = Q^T A,     G' = (1 - Q Q^T) G,     A^T A = K^T K + B^T (G'^T G') B.
+A Gram-constrained W = Q diag(d) has orthonormal Q_LC, and a direction splits into a part inside the span of W and one
+outside it:
 
-Only K is constrained: d_i K_ij + d_j K_ji = 0, a linear space we call span tangents and project onto entry by entry;
-the norm bound couples the two. So, with N the projection of Q^T G and S = G'^T G' (all C x C; arXiv ids aside, ours):
+    A = Q K + G' B,      K_CC = Q^T A,      G' = (1 - Q Q^T) G,      A^T A = K^T K + B^T S B  with  S = G'^T G'.
 
-  1. K. At the optimum the dual matrix Z = Q (N + E) + G', E normal, has modulus T = (Z^T Z)^(1/2) and A = Z T^-1,
-     hence K T = N + E. Given any T this is a positive definite linear system, project(K T) = N: conjugate gradients,
-     one C x C product an iteration. It is the exact minimiser of the majoriser |Z|_* <= (tr T + tr Z T^-1 Z^T) / 2,
-     so alternating T <- (Z^T Z)^(1/2) and K lowers the dual bound every time: iteratively reweighted least squares,
-     Su's fixed point (kexue.fm 11221) without its singular value decomposition.
-  2. B. Given K, anything with B^T S B <= 1 - K^T K is feasible, and S^(-1/2) (1 - K^T K)^(1/2) is within second order
-     of the best. The loss from an inexact K is second order too, because what K leaves unused B takes up.
+Only K is constrained: d_i K_ij + d_j K_ji = 0, a linear space onto which we project entry by entry. The norm bound
+couples K and B. Let N be the projection of Q^T G. Then everything happens in C x C matrices:
 
-A is therefore tangent and in the unit ball whatever the accuracy of T. `steps` = 0 takes T from the arithmetic-geometric
-mean inequality, T = (H + a) / (2 sqrt a) >= H^(1/2) for H = N^T N + S and a = tr H / C, which costs nothing;
-`steps` = k alternates k times, one C x C square root each.
+1. K. At the optimum the dual matrix Z = Q (N + E) + G', with E normal to the span tangents, has a modulus
+   T = (Z^T Z)^(1/2), and A = Z T^-1, so K T = N + E. For any fixed T this is the positive definite linear system
+   project(K T) = N, solved by conjugate gradients at one product an iteration. Its solution minimises the majoriser
+   |Z|_* <= (tr T + tr Z T^-1 Z^T) / 2 over E, so alternating T <- (Z^T Z)^(1/2) and K lowers the dual bound every time
+   (iteratively reweighted least squares; Su's fixed point, kexue.fm 11221, without its singular value decomposition).
+2. B. Given K, every B with B^T S B <= 1 - K^T K is feasible, and S^(-1/2) (1 - K^T K)^(1/2) is within second order of
+   the best. What a rough K leaves unused, B takes up: the loss is second order in the error of K as well.
+
+So A is tangent and in the unit ball however rough T is. `steps` = 0 takes T = (H + a) / (2 sqrt a) >= H^(1/2), with
+H = N^T N + S and a = tr H / C, from the arithmetic-geometric mean inequality; `steps` = k alternates k times, one C x C
+square root each. Measured cost and alignment: docs and `benchmarks/bench_steepest.py`.
 """
 
 from __future__ import annotations
@@ -33,13 +35,15 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import UserError
-from gnomon.geometry.manifolds import Euclidean, Manifold, Oblique, Stiefel
+from gnomon.geometry.manifolds import DGram, Euclidean, Manifold, Oblique, Stiefel
 from gnomon.geometry.polar import (
+    accumulate_,
     add_identity,
     diagonal_mean,
     gram,
     inverse_sqrt,
     multiply,
+    nonzero,
     polar,
     polar_restarted,
     spectral_norm,
@@ -47,46 +51,48 @@ from gnomon.geometry.polar import (
     unit,
 )
 
+# Polynomials in F below (1 - F)^(1/2), lowest power first. The rough one holds for F <= 0.8 and loses at most 2% of it up
+# to 0.5; the fine one, (1 - F) times seven terms of the series of (1 - F)^(-1/2), holds up to 1.
+ROUGH_ROOT = (1.0, -0.5, -0.24)
+_SERIES = [0.0, *(math.comb(2 * k, k) / 4**k for k in range(7)), 0.0]
+FINE_ROOT = tuple(after - before for before, after in zip(_SERIES[:-2], _SERIES[1:-1])) + (-_SERIES[-2],)
+
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """A descent direction: the step is W - lr * A.
+    """A descent direction; the step is W - lr * A.
 
-    A is (..., M, N) in the working dtype, |A|_2 <= 1. The measures below are computed when first read (never in an
-    optimizer step), as tensors on the device, one per matrix of the batch.
+    A is (..., M, N), float32 (float64 for a float64 W), with |A|_2 <= 1. The two measures are taken when first read, in
+    float64, and cost more than the direction did: read them in probes, not in every step. Each is a tensor on the
+    device with one entry per matrix of the batch.
     """
 
     A: Tensor
     W: Tensor
     G: Tensor
     manifold: Manifold
-    normal: Tensor | None = None  # the dual variable: E_CC, or one number a column for Oblique; None is zero
+    normal: Tensor | None = None
+    """The dual variable E_CC (Oblique: one number a column) over the root mean square singular value of tangent(G).
+    Independent of the scale of G, so it can start the next step's solve (`warm`). None when not refined."""
 
     @cached_property
     def tangency(self) -> Tensor:
-        """|A - tangent(A)|_F / |A|_F, the part of A that leaves the manifold; 0 is perfect. (...)"""
+        """|A - tangent(A)|_F / |A|_F: the share of A that leaves the manifold. 0 is perfect."""
         A = self.A.double()
         off = torch.linalg.matrix_norm(A - self.manifold.tangent(self.W.double(), A))
-        return off / _nonzero(torch.linalg.matrix_norm(A))
+        return off / nonzero(torch.linalg.matrix_norm(A))
 
     @cached_property
     def alignment(self) -> Tensor:
-        """<G, A> over a certified upper bound of the optimum, so the true alignment is at least this; 1 is perfect. (...)
-
-        The bound is the nuclear norm of tangent(G) + normal vectors, with and without the solver's dual variable.
-        """
-        manifold, W = self.manifold, self.W.double()
+        """<G, A> over an upper bound of the optimum (the dual after four refinements): the true alignment is at least
+        this. 1 is perfect; 1 for G = 0."""
         G = unit(self.G.double())
-        Z = manifold.orient(manifold.tangent(W, G))
-        bound = _nuclear(Z)
-        if self.normal is not None:
-            normal = self.normal.double()
-            lift = manifold.orient(W) * normal if isinstance(manifold, Oblique) else manifold.frame(W)[0] @ normal
-            bound = torch.minimum(bound, _nuclear(Z + lift))
         gain = (G * self.A.double()).sum((-2, -1))
-        return torch.where(bound == 0, torch.ones_like(gain), gain / _nonzero(bound))
+        bound = _dual_bound(self.W.double(), G, self.manifold, self.normal)
+        return torch.where(bound == 0, torch.ones_like(gain), gain / nonzero(bound))
 
 
+@torch.no_grad()
 def direction(
     W_MN: Tensor,
     G_MN: Tensor,
@@ -96,85 +102,73 @@ def direction(
     warm: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Direction:
-    """The unit spectral-norm tangent direction A that a gradient or momentum G_MN gains most from: step W - lr * A.
+    """The tangent direction A with |A|_2 <= 1 along which a gradient or momentum G_MN falls fastest.
 
-    Invariant to the scale of G, equivariant to rotations of the columns' space and to permutations of the columns.
-    G = 0 gives A = 0; a G whose tangent part is rounding noise (1e-2 of G and below) fades to 0 instead of being blown
-    up. No host synchronisation, no Python branch on values.
+    Invariant to the scale of G and of DGram's column norms, equivariant to rotations of the columns' space and to
+    permutations of the columns. G = 0 gives A = 0, and a tangent part below 1e-2 of G, which on a converged weight is
+    mostly rounding, fades out instead of being blown up to size 1. NaN gives NaN. No host synchronisation.
 
     Args:
-        W_MN: (..., M, N) on the manifold (`project` first; a violation of 1e-3 costs as much in tangency).
+        W_MN: (..., M, N) on the manifold: `project` or `retract` first.
         G_MN: (..., M, N), any floating dtype.
-        manifold: Stiefel: square is closed form, W msign(skew(W^T G)), exact to 1e-5. Stiefel and DGram with L > C
-            columns: see above. DGram with L = C has no complement to make up for K, so it gains most from `steps`.
-            Oblique: projected msign and scalar dual ascent, one number a column. Euclidean: msign(G), Muon's own.
-        steps: refinements of the dual variable. 0 is one matrix function in all, the price of one msign.
-        warm: `normal` of the previous Direction for this weight, where the refinement then starts.
-        dtype: precision of the large last product. Default bfloat16 for L >= 3 C (its rounding is then 7e-4 of A in
-            tangency), full precision below, float64 for float64.
-
-    Returns:
-        Direction with A, and `tangency`, `alignment` measured when read; `normal`, the dual variable divided by the
-        root mean square singular value of tangent(G), when `steps` > 0.
+        manifold:
+            Stiefel, square: closed form W msign(skew(W^T G)), within 1e-5 of the optimum; `steps` is not used.
+            Stiefel and DGram with L > C: the module docstring. For L < 2 C there is little complement to make up for a
+                rough K, and one refinement is always made.
+            DGram, square: no complement at all; K is refined, then flattened. The hardest case: 0.88-0.95.
+            Oblique: msign of the projected gradient and dual ascent on one multiplier a column.
+            Euclidean: msign(G), exactly `torch.optim.Muon`'s.
+        steps: refinements of the dual variable.
+        warm: `normal` of this weight's previous Direction; refinement starts there.
+        dtype: precision of the product Q K. Default bfloat16 for L >= 3 C, which leaves at most 6e-4 of A off the
+            tangent space, full precision below; float64 for float64.
 
     Raises:
-        UserError: shapes differ, or the manifold cannot hold the shape.
+        UserError: the shapes differ, or the manifold cannot hold them.
     """
     if W_MN.shape != G_MN.shape:
         raise UserError(f"W has shape {tuple(W_MN.shape)} and G {tuple(G_MN.shape)}; they must be equal.")
     if isinstance(manifold, Euclidean):
         return Direction(polar(G_MN, "newton-schulz", dtype=dtype), W_MN, G_MN, manifold)
     work = torch.float64 if W_MN.dtype == torch.float64 else torch.float32
-    G = unit(manifold.orient(G_MN).to(work))
+    G_LC = unit(manifold.orient(G_MN).to(work))
     if isinstance(manifold, Oblique):
-        A, normal = _oblique(manifold.orient(W_MN).to(work), G, steps, warm)
+        A_LC, normal = _oblique(manifold.orient(W_MN).to(work), G_LC, steps, warm)
+    elif isinstance(manifold, Stiefel) and W_MN.size(-2) == W_MN.size(-1):
+        A_LC, normal = _square_stiefel(manifold.frame(W_MN.to(work))[0], G_LC), None
     else:
-        A, normal = _gram_constrained(*manifold.frame(W_MN.to(work)), G, manifold, steps, warm, dtype)
-    return Direction(A.mT if manifold.turned(W_MN.shape) else A, W_MN, G_MN, manifold, normal)
+        A_LC, normal = _gram_constrained(W_MN.to(work), G_LC, manifold, steps, warm, dtype)
+    return Direction(A_LC.mT if manifold.turned(W_MN.shape) else A_LC, W_MN, G_MN, manifold, normal)
 
 
-def _gram_constrained(
-    Q_LC: Tensor,
-    d_1C: Tensor,
-    G_LC: Tensor,
-    manifold: Manifold,
-    steps: int,
-    warm: Tensor | None,
-    dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor | None]:
-    rows, columns = Q_LC.shape[-2:]
-    quick = torch.bfloat16 if Q_LC.dtype == torch.float32 else None  # for products whose error A does not inherit
-    noise = 1e-4 * G_LC.square().sum((-2, -1), keepdim=True)
-    span = SpanTangents(*manifold.pair_weights(d_1C))
-    if rows == columns and isinstance(manifold, Stiefel):
-        N_CC = span.project(Q_LC.mT @ G_LC)
-        # msign of a skew matrix is skew. For odd C one singular value is 0 and stays 0, which an SVD would not grant.
-        return multiply(Q_LC, span.project(polar_restarted(N_CC, noise))), None
-    K_CC = Q_LC.mT @ G_LC
-    N_CC = span.project(K_CC)
-    if rows == columns:
-        S_CC = torch.zeros_like(K_CC)
-    else:
-        G_LC = G_LC - multiply(Q_LC, K_CC)
-        S_CC = gram(G_LC)
-    # Short of 2 C rows there is little complement to make up for a rough K, so the first refinement is not optional.
-    steps = steps if rows >= 2 * columns else max(steps, 1)
-    K_CC, normal = _in_span(N_CC, S_CC, span, noise, steps, warm, quick)
-    if rows == columns:
-        return multiply(Q_LC, _flatten(K_CC, span, quick)), normal
-    K_CC = K_CC / (1.02 * spectral_norm(K_CC)).clamp_min(1.0)
-    # Refined K deserve a complement as exact as they are: three more poles, four more terms.
-    root = inverse_sqrt(S_CC, *((1e-2, 0.025) if steps == 0 else (2e-3, 3e-3)), noise=noise)
-    B_CC = root @ _root_complement(K_CC, 3 if steps == 0 else 7, quick)
-    if dtype is None and rows >= 3 * columns:
-        dtype = quick
-    # G' B stays in full precision: B is as ill-conditioned as the gradient, and rounding it would break the norm bound.
-    return multiply(Q_LC, K_CC, dtype) + multiply(G_LC, B_CC), normal
+@torch.no_grad()
+def paper_direction(W_MN: Tensor, G_MN: Tensor, manifold: Manifold, *, steps: int = 20, alpha: float = 0.1) -> Direction:
+    """The dual ascent of arXiv 2606.13276 with its fixed step, for reproduction: `steps` msigns of ten bfloat16 Polar
+    Express iterations each. Depends on the scale of G (near |G|_F = 1 it is good) and, for DGram, on the column norms.
+
+    L <- L - alpha (1 - k / steps) P(W^T A + A^T W),  A = msign(G + 2 W L),  L_0 = -P(W^T G + G^T W) / 4, with P the
+    identity (Stiefel), the off-diagonal part (DGram) or the diagonal (Oblique).
+    """
+    if not isinstance(manifold, Stiefel | DGram | Oblique):
+        raise UserError(f"the paper's dual ascent is defined for Stiefel, DGram and Oblique, not {manifold}.")
+    X_LC, G_LC = manifold.orient(W_MN), manifold.orient(G_MN).to(W_MN.dtype)
+
+    def constrained(S_CC: Tensor) -> Tensor:
+        S_CC = S_CC + S_CC.mT
+        diagonal = torch.diag_embed(S_CC.diagonal(dim1=-2, dim2=-1))
+        return S_CC if isinstance(manifold, Stiefel) else S_CC - diagonal if isinstance(manifold, DGram) else diagonal
+
+    L_CC = -0.25 * constrained(X_LC.mT @ G_LC)
+    A_LC = torch.zeros_like(G_LC)
+    for k in range(steps):
+        A_LC = polar(G_LC + 2 * X_LC @ L_CC, "polar-express", steps=10)
+        L_CC = L_CC - alpha * (1 - k / steps) * constrained(X_LC.mT @ A_LC)
+    return Direction(A_LC.mT if manifold.turned(W_MN.shape) else A_LC, W_MN, G_MN, manifold)
 
 
 @dataclass(frozen=True)
 class SpanTangents:
-    """The K_CC for which Q K is tangent: d_i K_ij + d_j K_ji = 0 (`_Orthogonal.pair_weights`)."""
+    """The K_CC for which Q K is tangent, d_i K_ij + d_j K_ji = 0, as `pair_weights` of the manifold."""
 
     own: Tensor
     mirror: Tensor
@@ -182,34 +176,84 @@ class SpanTangents:
     def project(self, K_CC: Tensor) -> Tensor:
         return self.own * K_CC - self.mirror * K_CC.mT
 
+    def normal(self, K_CC: Tensor) -> Tensor:
+        return K_CC - self.project(K_CC)
 
-def _in_span(
-    N_CC: Tensor, S_CC: Tensor, span: SpanTangents, noise: Tensor, steps: int, warm: Tensor | None, quick: torch.dtype | None
+
+def _square_stiefel(Q_CC: Tensor, G_CC: Tensor) -> Tensor:
+    N_CC = Q_CC.mT @ G_CC
+    N_CC = (N_CC - N_CC.mT) / 2
+    # msign of a skew matrix is skew. For odd C one singular value is 0 and stays 0, which an SVD would not grant.
+    A_CC = polar_restarted(N_CC, _noise(G_CC))
+    return multiply(Q_CC, (A_CC - A_CC.mT) / 2)
+
+
+def _gram_constrained(
+    W_MN: Tensor, G_LC: Tensor, manifold: Manifold, steps: int, warm: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor | None]:
-    """K_CC of step 1 of the module docstring, and the scale-free dual variable where it was refined."""
-    columns = N_CC.size(-1)
-    H_CC = multiply(N_CC.mT, N_CC, quick) + S_CC
-    a = torch.maximum(diagonal_mean(H_CC), noise / columns)
-    E_CC = None if warm is None else warm * a.sqrt()
+    Q_LC, d_1C = manifold.frame(W_MN)
+    rows, columns = Q_LC.shape[-2:]
+    quick = _quick(Q_LC)
+    noise = _noise(G_LC)
+    span, N_CC, S_CC, G_LC = _in_frame(Q_LC, d_1C, G_LC, manifold)
+    steps = steps if rows >= 2 * columns else max(steps, 1)
+    K_CC, normal = _span_part(N_CC, S_CC, span, noise, steps, warm, quick)
+    if rows == columns:
+        return multiply(Q_LC, _flatten(K_CC, span, quick)), normal
     if steps == 0:
-        if E_CC is not None:
-            H_CC = gram(N_CC + E_CC) + S_CC
-        T_CC = add_identity(H_CC / (2 * _nonzero(a.sqrt())), a.sqrt() / 2)
+        K_CC = _within(K_CC, 0.894, 6)
+        B_CC = inverse_sqrt(S_CC, noise=noise) @ _root_complement(K_CC, ROUGH_ROOT, quick)
+    else:  # a refined K deserves a complement as exact as it is
+        K_CC = _within(K_CC, 1.0, 16)
+        B_CC = inverse_sqrt(S_CC, 5e-3, 3e-3, noise=noise) @ _root_complement(K_CC, FINE_ROOT, None)
+    if dtype is None and rows >= 3 * columns:
+        dtype = quick
+    # G' B keeps full precision: B is as ill-conditioned as the gradient, and rounding it would break the norm bound.
+    return accumulate_(multiply(Q_LC, K_CC, dtype), G_LC, B_CC), normal
+
+
+def _in_frame(
+    Q_LC: Tensor, d_1C: Tensor, G_LC: Tensor, manifold: Manifold
+) -> tuple[SpanTangents, Tensor, Tensor, Tensor]:
+    """The span tangents, N_CC, S_CC and the complement G'_LC of the module docstring; G_LC is overwritten by G'."""
+    span = SpanTangents(*manifold.pair_weights(d_1C))
+    K_CC = Q_LC.mT @ G_LC
+    if Q_LC.size(-2) == Q_LC.size(-1):
+        return span, span.project(K_CC), torch.zeros_like(K_CC), torch.zeros_like(G_LC)
+    accumulate_(G_LC, Q_LC, K_CC, scale=-1)
+    return span, span.project(K_CC), gram(G_LC), G_LC
+
+
+def _span_part(
+    N_CC: Tensor,
+    S_CC: Tensor,
+    span: SpanTangents,
+    noise: Tensor,
+    steps: int,
+    warm: Tensor | None,
+    quick: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None]:
+    """K_CC of step 1 and, where refined or warm, the scale-free dual variable that belongs to it."""
+    H_CC = multiply(N_CC.mT, N_CC, quick) + S_CC
+    a = torch.maximum(diagonal_mean(H_CC), noise / N_CC.size(-1))
+    root = nonzero(a.sqrt())
+    E_CC = None if warm is None else warm * root
+    if steps == 0:
+        H_CC = H_CC if E_CC is None else gram(N_CC + E_CC) + S_CC
+        T_CC = add_identity(H_CC / (2 * root), root / 2)
         K_CC = _solve(N_CC, T_CC, span, 2, quick)
-        if E_CC is None:
-            return K_CC, None
-    best_T, best_value, K_CC = None, None, None
+        return K_CC, None if E_CC is None else span.normal(K_CC @ T_CC) / root
+    K_CC, best_T, best = None, None, None
     for _ in range(steps):
-        T_CC = sqrt((gram(N_CC) if E_CC is None else gram(N_CC + E_CC)) + S_CC)
+        T_CC = sqrt(gram(N_CC if E_CC is None else N_CC + E_CC) + S_CC)
         value = diagonal_mean(T_CC)
-        if best_T is not None:
-            T_CC = torch.where(value < best_value, T_CC, best_T)
-            value = torch.minimum(value, best_value)
-        best_T, best_value = T_CC, value
+        if best is not None:  # the dual bound falls for exact solves; inexact ones may undo a refinement
+            T_CC = torch.where(value < best, T_CC, best_T)
+            value = torch.minimum(value, best)
+        best_T, best = T_CC, value
         K_CC = _solve(N_CC, T_CC, span, 4, quick, K_CC)
-        E_CC = K_CC @ T_CC
-        E_CC = E_CC - span.project(E_CC)
-    return K_CC, E_CC / _nonzero(a.sqrt())
+        E_CC = span.normal(K_CC @ T_CC)
+    return K_CC, E_CC / root
 
 
 def _solve(
@@ -220,75 +264,112 @@ def _solve(
     quick: torch.dtype | None,
     start: Tensor | None = None,
 ) -> Tensor:
-    """K_CC with project(K T) = N, by conjugate gradients from `start` or 0; every iterate is a span tangent."""
+    """K_CC with project(K T) = N by conjugate gradients, from `start` or 0; every iterate is a span tangent."""
     K_CC = torch.zeros_like(N_CC) if start is None else start
     rest = N_CC if start is None else N_CC - span.project(multiply(start, T_CC, quick))
-    search = rest
-    size = _dot(rest, rest)
+    search, size = rest, _dot(rest, rest)
     for _ in range(iterations):
         image = span.project(multiply(search, T_CC, quick))
-        step = size / _nonzero(_dot(search, image))
+        step = size / nonzero(_dot(search, image))
         K_CC = K_CC + step * search
         rest = rest - step * image
         smaller = _dot(rest, rest)
-        search = rest + smaller / _nonzero(size) * search
+        search = rest + smaller / nonzero(size) * search
         size = smaller
     return K_CC
 
 
-def _root_complement(K_CC: Tensor, terms: int, quick: torch.dtype | None) -> Tensor:
-    """R_CC with R^2 <= 1 - F for F = K^T K <= 1: the series of (1 - F) (1 - F)^(-1/2), always from below."""
+def _within(K_CC: Tensor, bound: float, steps: int) -> Tensor:
+    """K_CC scaled down to |K|_2 <= bound where it exceeds it, by a power iteration and 1% for its error."""
+    return K_CC / (1.01 / bound * spectral_norm(K_CC, steps)).clamp_min(1.0)
+
+
+def _root_complement(K_CC: Tensor, polynomial: tuple[float, ...], quick: torch.dtype | None) -> Tensor:
+    """R_CC = p(F) with R^2 <= 1 - F, F = K^T K."""
     F_CC = multiply(K_CC.mT, K_CC, quick)
-    series = [math.comb(2 * k, k) / 4**k for k in range(terms)]
-    R_CC = add_identity(F_CC * series[-1], series[-2])
-    for coefficient in reversed(series[:-2]):
+    R_CC = add_identity(F_CC * polynomial[-1], polynomial[-2])
+    for coefficient in reversed(polynomial[:-2]):
         R_CC = add_identity(multiply(F_CC, R_CC, quick), coefficient)
-    return R_CC - multiply(F_CC, R_CC, quick)
+    return R_CC
 
 
 def _flatten(K_CC: Tensor, span: SpanTangents, quick: torch.dtype | None) -> Tensor:
     """K_CC with its singular values pushed towards 1 by alternating cubic steps and projections, then |K|_2 <= 1."""
-    K_CC = K_CC / _nonzero(1.02 * spectral_norm(K_CC))
+    K_CC = K_CC / nonzero(spectral_norm(K_CC, 16))
     for _ in range(3):
         F_CC = multiply(K_CC.mT, K_CC, quick)
         K_CC = span.project(1.5 * K_CC - 0.5 * multiply(K_CC, F_CC, quick))
-    return K_CC / _nonzero(1.02 * spectral_norm(K_CC))
+    return K_CC / nonzero(1.01 * spectral_norm(K_CC, 16))
 
 
 def _oblique(X_LC: Tensor, G_LC: Tensor, steps: int, warm: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """msign of the projected gradient plus dual ascent on one multiplier a column, then projected and renormalised."""
-
-    def column(A: Tensor) -> Tensor:
-        return (X_LC * A).sum(-2, keepdim=True)
-
-    Z_LC = G_LC - X_LC * column(G_LC)
-    scale = _frobenius(Z_LC) / min(X_LC.shape[-2:]) ** 0.5
-    dual = torch.zeros_like(column(Z_LC)) if warm is None else warm * scale
+    """Dual ascent on one multiplier a column, its step the mean singular value of Z; best iterate; project; rescale."""
+    rank = min(X_LC.shape[-2:])
+    Z_LC = G_LC - X_LC * _columns_dot(X_LC, G_LC)
+    scale = nonzero(_frobenius(Z_LC) / rank**0.5)
+    dual = torch.zeros_like(_columns_dot(X_LC, Z_LC)) if warm is None else warm * scale
     best = None
     for step in range(steps + 1):
-        A = polar(Z_LC + X_LC * dual, "gram")
-        value = ((Z_LC + X_LC * dual) * A).sum((-2, -1), keepdim=True)
+        shifted = Z_LC + X_LC * dual
+        A_LC = polar(shifted, "gram")
+        value = _dot(shifted, A_LC)
         if best is not None:
             better = value < best[0]
-            A, value, dual = (torch.where(better, new, old) for new, old in zip((A, value, dual), best[1:2] + best[:1] + best[2:]))
-        best = value, A, dual
+            value, A_LC, dual = (torch.where(better, new, old) for new, old in zip((value, A_LC, dual), best))
+        best = value, A_LC, dual
         if step < steps:
-            dual = dual - column(A) * value / min(X_LC.shape[-2:])
-    A = A - X_LC * column(A)
-    return A / (1.02 * spectral_norm(A)).clamp_min(1.0), dual / _nonzero(scale) if steps or warm is not None else None
+            dual = dual - value / rank * _columns_dot(X_LC, A_LC)
+    value, A_LC, dual = best
+    A_LC = A_LC - X_LC * _columns_dot(X_LC, A_LC)
+    refined = steps > 0 or warm is not None
+    return A_LC / (1.01 * spectral_norm(A_LC, 16)).clamp_min(1.0), dual / scale if refined else None
+
+
+def _dual_bound(W_MN: Tensor, G_MN: Tensor, manifold: Manifold, normal: Tensor | None) -> Tensor:
+    """An upper bound on <G, A> over all feasible A, (...): |tangent(G) + any normal vector|_*, the least of several."""
+    G_LC = manifold.orient(G_MN)
+    if isinstance(manifold, Euclidean):
+        return _nuclear(G_LC.mT @ G_LC)
+    if isinstance(manifold, Oblique):
+        X_LC = manifold.orient(W_MN)
+        Z_LC = G_LC - X_LC * _columns_dot(X_LC, G_LC)
+        scale = _frobenius(Z_LC) / min(X_LC.shape[-2:]) ** 0.5
+        _, dual = _oblique(X_LC, G_LC, 4, normal)
+        Y_LC = Z_LC + X_LC * (dual * scale)
+        return torch.minimum(_nuclear(Z_LC.mT @ Z_LC), _nuclear(Y_LC.mT @ Y_LC))
+    span, N_CC, S_CC, _ = _in_frame(*manifold.frame(W_MN), G_LC, manifold)
+    bound = _nuclear(gram(N_CC) + S_CC)
+    if not isinstance(manifold, Stiefel) or W_MN.size(-2) != W_MN.size(-1):
+        noise = _noise(G_LC)
+        for start in (None, normal) if normal is not None else (None,):
+            _, E_CC = _span_part(N_CC, S_CC, span, noise, 4, None if start is None else start.double(), None)
+            E_CC = E_CC * torch.maximum(diagonal_mean(gram(N_CC) + S_CC), noise / N_CC.size(-1)).sqrt()
+            bound = torch.minimum(bound, _nuclear(gram(N_CC + E_CC) + S_CC))
+    return bound
+
+
+def _nuclear(H_CC: Tensor) -> Tensor:
+    """Nuclear norm of X from H = X^T X."""
+    return torch.linalg.eigvalsh(H_CC).clamp_min(0).sqrt().sum(-1)
+
+
+def _noise(G_LC: Tensor) -> Tensor:
+    """The squared size at which a tangent part of G_LC starts to fade: rounding, not descent."""
+    return 1e-4 * _frobenius(G_LC).square()
+
+
+def _quick(X: Tensor) -> torch.dtype | None:
+    """Precision of the C x C products whose error A does not inherit."""
+    return torch.bfloat16 if X.dtype == torch.float32 else None
 
 
 def _frobenius(X: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(X, keepdim=True)
 
 
-def _nuclear(X_LC: Tensor) -> Tensor:
-    return torch.linalg.svdvals(X_LC).sum(-1)
+def _columns_dot(X_LC: Tensor, A_LC: Tensor) -> Tensor:
+    return (X_LC * A_LC).sum(-2, keepdim=True)
 
 
 def _dot(A: Tensor, B: Tensor) -> Tensor:
     return (A * B).sum((-2, -1), keepdim=True)
-
-
-def _nonzero(x: Tensor) -> Tensor:
-    return torch.where(x == 0, torch.ones_like(x), x)
