@@ -44,11 +44,13 @@ from gnomon.geometry.polar import (
     inverse_sqrt,
     multiply,
     nonzero,
+    one_by_one,
     polar,
     polar_restarted,
     spectral_norm,
     sqrt,
     unit,
+    working_dtype,
 )
 
 # Polynomials in F below (1 - F)^(1/2), lowest power first. The rough one holds for F <= 0.8 and loses at most 2% of it up
@@ -130,15 +132,16 @@ def direction(
         raise UserError(f"W has shape {tuple(W_MN.shape)} and G {tuple(G_MN.shape)}; they must be equal.")
     if isinstance(manifold, Euclidean):
         return Direction(polar(G_MN, "newton-schulz", dtype=dtype), W_MN, G_MN, manifold)
-    work = torch.float64 if W_MN.dtype == torch.float64 else torch.float32
-    G_LC = unit(manifold.orient(G_MN).to(work))
-    if isinstance(manifold, Oblique):
-        A_LC, normal = _oblique(manifold.orient(W_MN).to(work), G_LC, steps, warm)
-    elif isinstance(manifold, Stiefel) and W_MN.size(-2) == W_MN.size(-1):
-        A_LC, normal = _square_stiefel(manifold.frame(W_MN.to(work))[0], G_LC), None
+    if one_by_one(W_MN):
+        flat = [X.reshape(-1, *X.shape[-2:]) for X in (W_MN, G_MN)]
+        starts = [None] * len(flat[0]) if warm is None else warm.reshape(-1, *warm.shape[-2:])
+        found = [_solve_for_direction(W, G, manifold, steps, start, dtype) for W, G, start in zip(*flat, starts)]
+        A_MN = torch.stack([A for A, _ in found]).reshape(W_MN.shape)
+        normals = [normal for _, normal in found if normal is not None]
+        normal = torch.stack(normals).reshape(*W_MN.shape[:-2], *normals[0].shape) if normals else None
     else:
-        A_LC, normal = _gram_constrained(W_MN.to(work), G_LC, manifold, steps, warm, dtype)
-    return Direction(A_LC.mT if manifold.turned(W_MN.shape) else A_LC, W_MN, G_MN, manifold, normal)
+        A_MN, normal = _solve_for_direction(W_MN, G_MN, manifold, steps, warm, dtype)
+    return Direction(A_MN, W_MN, G_MN, manifold, normal)
 
 
 @torch.no_grad()
@@ -164,6 +167,20 @@ def paper_direction(W_MN: Tensor, G_MN: Tensor, manifold: Manifold, *, steps: in
         A_LC = polar(G_LC + 2 * X_LC @ L_CC, "polar-express", steps=10)
         L_CC = L_CC - alpha * (1 - k / steps) * constrained(X_LC.mT @ A_LC)
     return Direction(A_LC.mT if manifold.turned(W_MN.shape) else A_LC, W_MN, G_MN, manifold)
+
+
+def _solve_for_direction(
+    W_MN: Tensor, G_MN: Tensor, manifold: Manifold, steps: int, warm: Tensor | None, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor | None]:
+    work = working_dtype(W_MN)
+    G_LC = unit(manifold.orient(G_MN).to(work))
+    if isinstance(manifold, Oblique):
+        A_LC, normal = _oblique(manifold.orient(W_MN).to(work), G_LC, steps, warm)
+    elif isinstance(manifold, Stiefel) and W_MN.size(-2) == W_MN.size(-1):
+        A_LC, normal = _square_stiefel(manifold.frame(W_MN.to(work))[0], G_LC), None
+    else:
+        A_LC, normal = _gram_constrained(W_MN.to(work), G_LC, manifold, steps, warm, dtype)
+    return A_LC.mT if manifold.turned(W_MN.shape) else A_LC, normal
 
 
 @dataclass(frozen=True)
