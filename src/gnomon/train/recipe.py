@@ -113,6 +113,23 @@ class ComputeConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How processes share a run, and where memory is short. It does not change what is computed, only how it is rounded,
+    so a resumed run may have other settings here.
+
+    Args:
+        strategy: "auto" ("ddp" when torchrun started several processes), "none", "ddp" (weights on every process) or
+            "fsdp" (weights, gradients and optimizer state cut over processes, block by block).
+        recompute: keep only the input of each block for the backward pass, and compute the rest again.
+        async_save: with several processes, write checkpoints while training goes on.
+    """
+
+    strategy: str = "auto"
+    recompute: bool = False
+    async_save: bool = True
+
+
+@dataclass(frozen=True)
 class WatchConfig:
     """What to measure and keep, in steps; 0 means never. The last step is always evaluated, probed and saved.
 
@@ -156,6 +173,7 @@ class Recipe:
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)
 
     def __post_init__(self) -> None:
@@ -163,6 +181,7 @@ class Recipe:
         check_name("optim.assignment", self.optim.assignment, ("none", "stiefel", "dgram", "hetero", "hetero-inv"))
         check_name("schedule.name", self.schedule.name, ("cosine", "wsd", "constant"))
         check_name("compute.precision", self.compute.precision, ("fp32", "bf16"))
+        check_name("parallel.strategy", self.parallel.strategy, ("auto", "none", "ddp", "fsdp"))
         if self.steps < 1:
             raise UserError(f"steps must be at least 1, got {self.steps}")
         if self.data.batch % self.data.accumulate:
