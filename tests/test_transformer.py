@@ -8,6 +8,7 @@ import torch
 from gnomon.errors import UserError
 from gnomon.models import ResidualMLP, Transformer, TransformerConfig, gpt2, llama_34m, tiny, variant
 from gnomon.models.mlp import ACTIVATIONS, activate
+from gnomon.models.transformer import Cache
 
 SMALL = dict(vocab_size=61, context=24, layers=3, heads=4, width=32, init_std=0.2)
 DIALECTS = {
@@ -109,9 +110,25 @@ def test_equals_transformers_llama():
 @pytest.mark.parametrize("name", DIALECTS)
 def test_cache_equals_the_whole_sequence(name):
     model, x = build(name), tokens()
-    whole, cache = model(x), []
+    whole, cache = model(x), Cache()
     parts = [model(part, cache) for part in x.split([9, 1, 1, 13], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", DIALECTS)
+def test_padding_is_not_seen(name):
+    """A sequence behind five padding tokens, read in one go or with a cache, gives the logits it gives alone."""
+    model, x = build(name), tokens()[:, :17]
+    padded = torch.cat((torch.full((2, 5), 7), x), dim=1)
+    keep = torch.ones_like(padded, dtype=torch.bool)
+    keep[:, :5] = False
+    alone, cache = model(x), Cache()
+    torch.testing.assert_close(model.logits(model.stream(padded, keep_BS=keep))[:, 5:], alone, rtol=1e-4, atol=1e-4)
+    model.stream(padded[:, :20], cache, keep[:, :20])
+    torch.testing.assert_close(
+        model.logits(model.stream(padded[:, 20:], cache, keep)), alone[:, 15:], rtol=1e-4, atol=1e-4
+    )
 
 
 @torch.no_grad()

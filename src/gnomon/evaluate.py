@@ -86,12 +86,12 @@ def generate(
         raise UserError("the prompt is empty; give at least one character, e.g. --prompt 'The'")
     device = model.embed.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
-    context, cache, fresh = model.config.context, [], ids[-model.config.context :]
+    context, cache, fresh = model.config.context, Cache(), ids[-model.config.context :]
     yield prompt
     text = _Unfinished(tokenizer)
     for _ in range(tokens):
-        if cache and cache[0][0].shape[2] + len(fresh) > context:
-            cache, fresh = [], ids[-(context // 2) :]
+        if cache.get_seq_length() + len(fresh) > context:
+            cache, fresh = Cache(), ids[-(context // 2) :]
         ids.append(_draw(_next_logits(model, fresh, cache, device), temperature, top_k, generator))
         fresh = ids[-1:]
         if ids[-1] == tokenizer.end_of_text:

@@ -17,7 +17,28 @@ from gnomon import residual
 from gnomon.errors import UserError
 from gnomon.models.config import TransformerConfig
 
-Cache = list[tuple[Tensor, Tensor]]
+
+class Cache:
+    """Keys and values of earlier tokens, (B, K, S, C) each, a pair for every block.
+
+    The two methods are those of transformers' caches, so the model takes either.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[Tensor, Tensor]] = []
+
+    def get_seq_length(self) -> int:
+        """S, the number of tokens held."""
+        return self.blocks[0][0].shape[2] if self.blocks else 0
+
+    def update(self, k_BKTC: Tensor, v_BKTC: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Append to block `index`; returns everything it now holds."""
+        if index == len(self.blocks):
+            self.blocks.append((k_BKTC, v_BKTC))
+        else:
+            k_BKSC, v_BKSC = self.blocks[index]
+            self.blocks[index] = (torch.cat((k_BKSC, k_BKTC), dim=2), torch.cat((v_BKSC, v_BKTC), dim=2))
+        return self.blocks[index]
 
 
 class Transformer(nn.Module):
@@ -60,20 +81,38 @@ class Transformer(nn.Module):
         self.head_bias.copy_(torch.log(counts_V / counts_V.sum()))
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """Logits (B, T, V) of the next token at every position.
+        """Logits (B, T, V) of the next token at every position; see `stream` for the arguments."""
+        return self.logits(self.stream(tokens_BT, cache))
+
+    def stream(
+        self,
+        tokens_BT: Tensor,
+        cache: Cache | None = None,
+        keep_BS: Tensor | None = None,
+        seen: list[Tensor] | None = None,
+    ) -> Tensor:
+        """The stream (B, T, D) as the head reads it.
 
         Args:
             tokens_BT: int64 token ids.
-            cache: keys and values of earlier tokens, one pair a block; extended in place. None when training.
+            cache: keys and values of earlier tokens; extended in place. None when training.
+            keep_BS: False for padding among the tokens, earlier ones included: they are not looked at and not counted in
+                positions. None when there is none.
+            seen: a list to which the stream is added as it enters the blocks and after each of them.
 
         Raises:
             UserError: more tokens than the context holds.
         """
-        past = cache[0][0].shape[2] if cache else 0
-        T = tokens_BT.shape[1]
+        past = 0 if cache is None else cache.get_seq_length()
+        T, device = tokens_BT.shape[1], tokens_BT.device
         if past + T > self.config.context:
             raise UserError(f"{past + T} tokens do not fit the context of {self.config.context}")
-        place = torch.arange(past, past + T, device=tokens_BT.device)
+        mask = None
+        if keep_BS is None:
+            place = torch.arange(past, past + T, device=device)
+        else:
+            place = (keep_BS.cumsum(1) - 1).clamp_min(0)[:, past:]
+            mask = causal_mask(T, past + T, device, keep_BS)
         x = self.embed(tokens_BT)
         if self.positions is not None:
             x = x + self.positions(place)
@@ -84,9 +123,16 @@ class Transformer(nn.Module):
         )
         h = self.entry(x)
         for index, block in enumerate(self.blocks):
-            h = block(h, rope, cache, index)
-        h = self.exit(h)
-        logits = F.linear(h, (self.embed if self.head is None else self.head).weight, self.head_bias)
+            if seen is not None:
+                seen.append(h)
+            h = block(h, rope, cache, index, mask)
+        if seen is not None:
+            seen.append(h)
+        return self.exit(h)
+
+    def logits(self, h_BTD: Tensor) -> Tensor:
+        """What the head makes of the stream: logits (B, T, V)."""
+        logits = F.linear(h_BTD, (self.embed if self.head is None else self.head).weight, self.head_bias)
         return soft_cap(logits, self.config.head_softcap)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -105,8 +151,15 @@ class Block(nn.Module):
         self.join_mlp = residual.make(c.residual, c.width, index=2 * index + 1, **place)
         self.mlp = MLP(c)
 
-    def forward(self, h: Tensor, rope: tuple[Tensor, Tensor] | None, cache: Cache | None, index: int) -> Tensor:
-        h = self.join_attention(h, lambda x: self.attention(x, rope, cache, index))
+    def forward(
+        self,
+        h: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        cache: Cache | None,
+        index: int,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        h = self.join_attention(h, lambda x: self.attention(x, rope, cache, index, mask))
         return self.join_mlp(h, self.mlp)
 
 
@@ -132,7 +185,12 @@ class Attention(nn.Module):
         self.observer: Callable[[Tensor, Tensor], None] | None = None
 
     def forward(
-        self, x_BTD: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: Cache | None = None, index: int = 0
+        self,
+        x_BTD: Tensor,
+        rope: tuple[Tensor, Tensor] | None = None,
+        cache: Cache | None = None,
+        index: int = 0,
+        mask: Tensor | None = None,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
         if self.fused:
@@ -144,32 +202,30 @@ class Attention(nn.Module):
         if rope is not None:
             q_BHTC, k_BKTC = rotate(q_BHTC, rope), rotate(k_BKTC, rope)
         if cache is not None:
-            if len(cache) > index:
-                k_BKTC = torch.cat((cache[index][0], k_BKTC), dim=2)
-                v_BKTC = torch.cat((cache[index][1], v_BKTC), dim=2)
-                cache[index] = (k_BKTC, v_BKTC)
-            else:
-                cache.append((k_BKTC, v_BKTC))
+            k_BKTC, v_BKTC = cache.update(k_BKTC, v_BKTC, index)
         if self.observer is not None:
             self.observer(q_BHTC, k_BKTC)
-        y_BHTC = self.attend(q_BHTC, k_BKTC, v_BKTC)
+        y_BHTC = self.attend(q_BHTC, k_BKTC, v_BKTC, mask)
         return self.output(y_BHTC.transpose(1, 2).reshape(B, T, -1))
 
-    def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
+    def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Average the values. `mask` (broadcast to B, H, T, S) is True where a token may look; None for all before it."""
         T, S = q_BHTC.shape[2], k_BKSC.shape[2]
         if self.softcap is not None:
-            weights = self.logits(q_BHTC, k_BKSC).softmax(dim=-1).to(v_BKSC.dtype)
+            weights = self.logits(q_BHTC, k_BKSC, mask).softmax(dim=-1).to(v_BKSC.dtype)
             return weights @ v_BKSC.repeat_interleave(self.heads // self.kv_heads, dim=1)
-        mask = None if S == T else causal_mask(T, S, q_BHTC.device)
+        if mask is None and S != T:
+            mask = causal_mask(T, S, q_BHTC.device)
         return F.scaled_dot_product_attention(
             q_BHTC, k_BKSC, v_BKSC, attn_mask=mask, is_causal=mask is None, enable_gqa=self.kv_heads != self.heads
         )
 
-    def logits(self, q_BHTC: Tensor, k_BKSC: Tensor) -> Tensor:
+    def logits(self, q_BHTC: Tensor, k_BKSC: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attention logits (B, H, T, S) in fp32, -inf where a token would see the future."""
         k_BHSC = k_BKSC.repeat_interleave(self.heads // self.kv_heads, dim=1)
         logits = (q_BHTC.float() @ k_BHSC.float().transpose(-1, -2)) * self.d_head**-0.5
-        mask = causal_mask(q_BHTC.shape[2], k_BKSC.shape[2], q_BHTC.device)
+        if mask is None:
+            mask = causal_mask(q_BHTC.shape[2], k_BKSC.shape[2], q_BHTC.device)
         return soft_cap(logits, self.softcap).masked_fill(~mask, float("-inf"))
 
 
@@ -189,12 +245,16 @@ class MLP(nn.Module):
 
 
 def rope_table(place_T: Tensor, d_head: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (T, C), of the rotary embedding (arXiv 2104.09864), rotate-half layout, fp32.
+    """cos and sin, (T, C) each, of the rotary embedding (arXiv 2104.09864), rotate-half layout, fp32; (B, 1, T, C) where
+    every sequence counts its own places.
 
     Computed anew for each call: a table of a few thousand numbers is cheaper than a buffer a loader must refill.
     """
     rate = base ** (-torch.arange(0, d_head, 2, device=place_T.device, dtype=torch.float32) / d_head)
-    angle = torch.outer(place_T.float(), rate).repeat(1, 2)
+    if place_T.ndim == 2:
+        place_T = place_T[:, None]
+    angle = place_T.float()[..., None] * rate
+    angle = torch.cat((angle, angle), dim=-1)
     return angle.cos(), angle.sin()
 
 
@@ -204,9 +264,14 @@ def rotate(x_BHTC: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     return (x_BHTC * cos + torch.cat((-right, left), dim=-1) * sin).to(x_BHTC.dtype)
 
 
-def causal_mask(T: int, S: int, device: torch.device) -> Tensor:
-    """True where the last T of S tokens may look: at themselves and before."""
-    return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+def causal_mask(T: int, S: int, device: torch.device, keep_BS: Tensor | None = None) -> Tensor:
+    """True where the last T of S tokens may look: at themselves and before, (T, S); less padding, (B, 1, T, S)."""
+    mask_TS = torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+    if keep_BS is None:
+        return mask_TS
+    # Padding still looks at itself: a softmax over nothing is NaN.
+    own_TS = mask_TS.triu(S - T)
+    return mask_TS & (keep_BS[:, None, None, :].bool() | own_TS)
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
