@@ -8,21 +8,27 @@
 from __future__ import annotations
 
 # Nothing here imports torch, tokenizers, datasets or pyarrow; they are imported when first needed.
-from gnomon.data.batches import batch, chunks_per_epoch, slices
+from gnomon.data.batches import NO_TARGET, batch, chunks_per_epoch, frequencies, slices
 from gnomon.data.corpus import CITATION, jargon
+from gnomon.data.mixture import Mixture, mix
+from gnomon.data.opening import open_tokens, split, train_val
 from gnomon.data.prepare import prepare
 from gnomon.data.tokenizers import Tokenizer, tokenizer, train_bpe
-from gnomon.data.tokens import Tokens, open_tokens, split, train_val
+from gnomon.data.tokens import Tokens
 from gnomon.data.tokenwriter import TokenWriter
 
 __all__ = [
     "CITATION",
+    "Mixture",
+    "NO_TARGET",
     "TokenWriter",
     "Tokenizer",
     "Tokens",
     "batch",
     "chunks_per_epoch",
+    "frequencies",
     "jargon",
+    "mix",
     "open_tokens",
     "prepare",
     "slices",

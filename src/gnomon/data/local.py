@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from gnomon.data.opening import not_utf8
 from gnomon.data.pieces import Piece, Source, cut, document
 from gnomon.data.tokenizers import END_OF_TEXT
-from gnomon.data.tokens import not_utf8
 from gnomon.errors import UserError, suggest
 
 _KINDS = (".txt", ".jsonl", ".parquet")

@@ -5,32 +5,14 @@ N number of windows, L length of a window.
 
 from __future__ import annotations
 
-import glob
-import gzip
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gnomon.data import tokenfile
-from gnomon.data.corpus import jargon
-from gnomon.data.tokenizers import Tokenizer
-from gnomon.data.tokenizers import tokenizer as named_tokenizer
-from gnomon.errors import UserError, suggest
-
-# Files up to this size are verified whole when opened (about 0.1 s); larger ones by `Tokens.check()`.
-_VERIFY_BYTES = 1 << 26
-
-_TEXT_SUFFIXES = (".txt", ".txt.gz")
-
-# val_000000.bin, fineweb_val_000000.bin, val.bin, test.bin; not interval.bin
-_PART = re.compile(r"(?:^|[_.-])(?P<part>val(?:id(?:ation)?)?|test)(?:[_.-]|$)")
-
-Source = str | os.PathLike
+from gnomon.errors import UserError
 
 
 class Joined:
@@ -70,7 +52,8 @@ class Joined:
         return parts
 
 
-@dataclass(frozen=True)
+# Without eq, as an object is its own key: what is found out about it can be remembered.
+@dataclass(frozen=True, eq=False)
 class Tokens:
     """A row of token ids with its name.
 
@@ -100,16 +83,17 @@ class Tokens:
         parts = self.array.parts(start, stop) if isinstance(self.array, Joined) else []
         return replace(self, array=Joined(parts) if len(parts) > 1 else self.array[start:stop])
 
-    def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """`length` tokens from each of `starts` (N,), as int64 (N, length).
+    def windows(self, starts: np.ndarray, length: int, counts: np.ndarray | None = None, fill: int = 0) -> np.ndarray:
+        """`length` tokens from each of `starts` (N,), as int64 (N, length); of row n only `counts[n]`, the rest `fill`.
 
         Raises:
             UserError: an id is not below `vocab_size`; an embedding would fail on it with a riddle, or not
                 at all.
         """
-        ids_NL = np.empty((len(starts), length), np.int64)
-        for row, start in enumerate(starts.tolist()):
-            ids_NL[row] = self.array[start : start + length]
+        ids_NL = np.full((len(starts), length), fill, np.int64)
+        lengths = [length] * len(starts) if counts is None else counts.tolist()
+        for row, (start, count) in enumerate(zip(starts.tolist(), lengths)):
+            ids_NL[row, :count] = self.array[start : start + count]
         if self.vocab_size is not None and ids_NL.size and (largest := int(ids_NL.max())) >= self.vocab_size:
             raise UserError(tokenfile.too_large(self.name, largest, self.vocab_size))
         return ids_NL
@@ -121,146 +105,3 @@ class Tokens:
 
     def __repr__(self) -> str:
         return f"Tokens({self.name!r}, {len(self):,} tokens, tokenizer={self.tokenizer!r})"
-
-
-def open_tokens(source: Source | Sequence[Source], *, tokenizer: str | Tokenizer | None = None) -> Tokens:
-    """Open tokens by name or path.
-
-    Args:
-        source: `"jargon"` (the embedded corpus); a token file; a glob or a list of token files, read as one
-            in that order; a folder, of which the training shards are read (all `*.bin`, less those called
-            "val" or "test" if there are others); or a text (`.txt`, `.txt.gz`), tokenised in memory.
-        tokenizer: for a text, which tokenizer (default `"byte"`); for token files, the one they must be made
-            with (default: whichever it was).
-
-    Raises:
-        UserError: no such file, a damaged one, or another tokenizer than asked for.
-    """
-    if not isinstance(source, str | os.PathLike):
-        return _from_files([Path(item) for item in source], tokenizer)
-    if source == "jargon":
-        return _from_text(jargon(), "jargon", tokenizer)
-    path = Path(source)
-    if path.name.endswith(_TEXT_SUFFIXES) and path.is_file():
-        return _from_text(_read_text(path), str(path), tokenizer)
-    if path.is_dir():
-        return _from_files(_shards(path)["train"], tokenizer, name=str(path))
-    if glob.has_magic(str(source)) and not path.exists():
-        found = sorted(map(Path, glob.glob(str(source), recursive=True)))
-        if not found:
-            raise UserError(f"no file matches {str(source)!r}")
-        return _from_files(found, tokenizer, name=str(source))
-    return _from_files([path], tokenizer)
-
-
-def split(tokens: Tokens, fraction: float) -> tuple[Tokens, Tokens]:
-    """(training, validation): the validation part is the last `fraction` of the tokens.
-
-    Raises:
-        UserError: a fraction outside (0, 1), or a part would be empty.
-    """
-    if not 0 < fraction < 1:
-        raise UserError(f"the validation fraction must be between 0 and 1, not {fraction}")
-    cut = len(tokens) - round(len(tokens) * fraction)
-    if not 0 < cut < len(tokens):
-        raise UserError(f"{tokens.name} has {len(tokens)} tokens: too few to hold out a fraction of {fraction}")
-    return tokens.part(0, cut), tokens.part(cut, len(tokens))
-
-
-def train_val(
-    source: Source | Sequence[Source], *, fraction: float = 0.1, tokenizer: str | Tokenizer | None = None
-) -> tuple[Tokens, Tokens]:
-    """(training, validation) tokens of `source`: a folder's own validation shards (`*val*.bin`) where it has
-    them,
-    else the last `fraction` of everything. Arguments and errors as in `open_tokens` and `split`."""
-    if isinstance(source, str | os.PathLike) and source != "jargon" and Path(source).is_dir():
-        shards = _shards(Path(source))
-        if shards["val"] and not set(shards["val"]) & set(shards["train"]):
-            train = _from_files(shards["train"], tokenizer, name=str(source))
-            return train, _from_files(shards["val"], tokenizer, name=f"{source} (validation)")
-    return split(open_tokens(source, tokenizer=tokenizer), fraction)
-
-
-def _shards(folder: Path) -> dict[str, list[Path]]:
-    files = sorted(folder.glob("*.bin"))
-    if not files:
-        texts = [path.name for path in sorted(folder.iterdir()) if not path.name.startswith(".")][:3]
-        raise UserError(
-            f"the folder {folder} holds no token files (*.bin)"
-            + (f", only {', '.join(texts)}…" if texts else "; it is empty")
-            + f". Make some: gnomon data {folder} OUT"
-        )
-    part = {path: _PART.search(path.stem) for path in files}
-    train = [path for path in files if not part[path]]
-    val = [path for path in files if (found := part[path]) and found["part"].startswith("val")]
-    return {"train": train or files, "val": val}
-
-
-def _from_text(text: str, name: str, tokenizer: str | Tokenizer | None) -> Tokens:
-    tokenizer = _opened(tokenizer or "byte")
-    ids = tokenizer.encode(text)
-    if not len(ids):
-        raise UserError(f"{name} is empty: there is no text in it")
-    ids.flags.writeable = False
-    return Tokens(ids, name, tokenizer.vocab_size, tokenizer.name)
-
-
-def _from_files(paths: list[Path], tokenizer: str | Tokenizer | None, name: str | None = None) -> Tokens:
-    if not paths:
-        raise UserError("an empty list of token files was given")
-    for path in paths:
-        if not path.exists():
-            raise UserError(_missing(path))
-        if path.name.endswith(_TEXT_SUFFIXES):
-            raise UserError(f"{path} is a text; a list holds token files (*.bin). Prepare it: gnomon data {path} OUT")
-    files = [tokenfile.read(path) for path in paths]
-    first = files[0]
-    for file in files[1:]:
-        if file.made_with != first.made_with:
-            raise UserError(
-                f"{first.path} was made with tokenizer {first.tokenizer!r}, {file.path} with "
-                f"{file.tokenizer!r}: they cannot be read as one."
-            )
-    vocab_size, recorded = first.vocab_size, first.tokenizer
-    if tokenizer is not None:
-        wanted = _opened(tokenizer)
-        known = (first.vocabulary or wanted.fingerprint, vocab_size or wanted.vocab_size)
-        if known != (wanted.fingerprint, wanted.vocab_size):
-            raise UserError(
-                f"{first.path} was made with tokenizer {recorded!r} ({vocab_size} ids), not {wanted.name!r} "
-                f"({wanted.vocab_size}). Leave the tokenizer out, or prepare the text again with it."
-            )
-        vocab_size, recorded = wanted.vocab_size, wanted.name
-        files = [replace(file, vocab_size=vocab_size) for file in files]
-    for file in files:
-        if file.array.nbytes <= _VERIFY_BYTES:
-            file.check()
-    array = first.array if len(files) == 1 else Joined([file.array for file in files])
-    return Tokens(array, name or str(paths[0]), vocab_size, recorded, tuple(files))
-
-
-def _opened(tokenizer: str | Tokenizer) -> Tokenizer:
-    return tokenizer if isinstance(tokenizer, Tokenizer) else named_tokenizer(tokenizer)
-
-
-def _missing(path: Path) -> str:
-    folder = path.parent
-    near = [item.name for item in folder.iterdir()] if folder.is_dir() else []
-    hint = f" {suggest(path.name, ['jargon', *near])}" if len(near) < 50 else ""
-    return f"there is no file or folder {path}.{hint} The embedded corpus is called 'jargon'."
-
-
-def _read_text(path: Path) -> str:
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(not_utf8(str(path), error.start, raw[error.start])) from error
-
-
-def not_utf8(name: str, offset: int, byte: int) -> str:
-    hint = "It looks like UTF-16. " if offset == 0 and byte in (0xFE, 0xFF) else ""
-    return (
-        f"{name} is not UTF-8: the byte 0x{byte:02x} at offset {offset:,} has no meaning there. {hint}"
-        "Convert it first, for example with iconv -f latin1 -t utf-8."
-    )

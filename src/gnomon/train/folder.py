@@ -17,6 +17,7 @@ import gnomon
 from gnomon.errors import UserError
 from gnomon.files import atomic, read_json, write_json
 from gnomon.train.recipe import Recipe, difference, from_dict, to_dict
+from gnomon.train.sinks import Sink
 
 
 def open_run(folder: Path, recipe: Recipe) -> None:
@@ -72,14 +73,15 @@ def write_environment(folder: Path, **facts: Any) -> None:
 
 
 class Metrics:
-    """Appends records to `metrics.jsonl`, one JSON object a line, flushed line by line.
+    """Appends records to `metrics.jsonl`, one JSON object a line, flushed line by line, and hands them to the sinks.
 
     JSON has no NaN: a number that is not finite (a validation loss that overflowed) becomes null.
 
     Opening drops the records after `step` (made by a process killed after its last checkpoint), and a line cut short.
     """
 
-    def __init__(self, folder: Path, step: int):
+    def __init__(self, folder: Path, step: int, sinks: Sink | None = None):
+        self._sinks = sinks
         self.path = folder / "metrics.jsonl"
         self.recent: list[dict[str, Any]] = []
         if self.path.exists():
@@ -92,10 +94,14 @@ class Metrics:
     def write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
         self._file.flush()
+        if self._sinks is not None:
+            self._sinks.write(record)
         self.recent = [*self.recent[-49:], record]
 
     def close(self) -> None:
         self._file.close()
+        if self._sinks is not None:
+            self._sinks.close()
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +27,28 @@ from gnomon.train import checkpoint, optimizer, postmortem, schedule
 from gnomon.train.folder import Metrics, open_run, write_environment
 from gnomon.train.probes import probe, probe_weights
 from gnomon.train.recipe import ComputeConfig, Recipe
+from gnomon.train.sinks import Sinks, check_sinks
 
 
-def train(recipe: Recipe, folder: str | Path) -> dict[str, Any]:
+def train(recipe: Recipe, folder: str | Path, sinks: Sequence[str] = ()) -> dict[str, Any]:
     """Run the recipe in `folder`, or continue the run that is there.
+
+    Args:
+        sinks: where metrics go besides `metrics.jsonl`; names of `gnomon.train.sinks.SINKS`.
 
     Returns:
         The last metric record, with `stopped` true when a signal ended the run early (after saving).
 
     Raises:
-        UserError: the folder holds another recipe, the data do not fit the model, or a loss is not finite.
+        UserError: the folder holds another recipe, the data do not fit the model, a sink is unknown or not installed,
+            or a loss is not finite.
     """
     with flushed_denormals():
-        return _train(recipe, Path(folder))
+        return _train(recipe, Path(folder), sinks)
 
 
-def _train(recipe: Recipe, folder: Path) -> dict[str, Any]:
+def _train(recipe: Recipe, folder: Path, sinks: Sequence[str]) -> dict[str, Any]:
+    check_sinks(sinks)
     device = choose_device(recipe.compute)
     train_tokens, val_tokens = open_data(recipe)
     torch.manual_seed(recipe.seed)
@@ -56,9 +62,10 @@ def _train(recipe: Recipe, folder: Path) -> dict[str, Any]:
     if progress is None:
         progress = {"step": 0, "tokens": 0, "seconds": 0.0}
         if recipe.model.head_bias:
-            model.start_at_frequencies(frequencies(train_tokens, recipe.model.vocab_size).to(device))
+            counts = data.frequencies(train_tokens, recipe.model.vocab_size)
+            model.start_at_frequencies(torch.from_numpy(counts).to(device))
     write_environment(folder, device=str(device), parameters=sum(p.numel() for p in model.parameters()))
-    metrics = Metrics(folder, progress["step"])
+    metrics = Metrics(folder, progress["step"], Sinks(sinks, folder, recipe, progress["step"]))
     loss_fn = torch.compile(model.loss) if recipe.compute.compile else model.loss
     cast = autocast(recipe.compute, device)
 
@@ -79,15 +86,25 @@ def _train(recipe: Recipe, folder: Path) -> dict[str, Any]:
         for step in range(progress["step"] + 1, recipe.steps + 1):
             tick = time.monotonic()
             x_BT, y_BT = to_device(
-                data.batch(train_tokens, seed=recipe.seed, step=step - 1, batch=recipe.data.batch, context=T), device
+                data.batch(
+                    train_tokens,
+                    seed=recipe.seed,
+                    step=step - 1,
+                    batch=recipe.data.batch,
+                    context=T,
+                    boundaries=recipe.data.boundaries,
+                ),
+                device,
             )
+            targets = (y_BT != data.NO_TARGET).sum()
             rate = schedule.ratio(recipe.schedule, step - 1, recipe.steps)
             optimizer.set_rate(optim, rate)
             optim.zero_grad(set_to_none=True)
             loss = torch.zeros((), device=device)
             for x, y in zip(x_BT.split(micro), y_BT.split(micro)):
                 with cast():
-                    part = loss_fn(x, y) / recipe.data.accumulate
+                    # Rows that end early have fewer targets: the mean is over those of the whole step.
+                    part = loss_fn(x, y) * ((y != data.NO_TARGET).sum() / targets)
                 part.backward()
                 loss += part.detach()
             if tracker is not None:
@@ -177,11 +194,6 @@ def open_data(recipe: Recipe) -> tuple[Any, Any]:
                 f"set model.vocab_size={part.vocab_size} or larger"
             )
     return pair
-
-
-def frequencies(tokens: Any, vocab_size: int, at_most: int = 10_000_000) -> Tensor:
-    """How often each token occurs among the first `at_most`, int64 (V,)."""
-    return torch.bincount(torch.from_numpy(tokens[:at_most].astype("int64")), minlength=vocab_size)
 
 
 @torch.no_grad()

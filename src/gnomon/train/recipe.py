@@ -24,12 +24,15 @@ class DataConfig:
     """Where tokens come from and how many a step takes.
 
     Args:
-        train: "jargon" (the embedded corpus), a token file, a folder of shards, or a .txt file.
+        train: "jargon" (the embedded corpus), a token file, a folder of shards, a .txt file, or several of these with
+            their shares of the rows: "0.7*out/novels + 0.3*out/code".
         val: the same for validation; None takes a folder's own validation shards, else the tail of `train`.
         val_fraction: how much of `train` that tail is.
         tokenizer: "byte", "gpt2" or a tokenizer.json; used for text, checked against token files.
         batch: sequences a step, over all micro-batches and processes.
         accumulate: micro-batches a step; the gradient equals that of the whole batch.
+        boundaries: "ignore" cuts rows anywhere, as nanoGPT does; "respect" gives each row tokens of one document only,
+            and no loss to what is left of the row after its end. Validation rows are always cut anywhere.
     """
 
     train: str = "jargon"
@@ -38,6 +41,7 @@ class DataConfig:
     tokenizer: str = "byte"
     batch: int = 16
     accumulate: int = 1
+    boundaries: str = "ignore"
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,7 @@ class Recipe:
     def __post_init__(self) -> None:
         check_name("optim.name", self.optim.name, ("adamw", "muon", "manifold-muon"))
         check_name("optim.assignment", self.optim.assignment, ("none", "stiefel", "dgram", "hetero", "hetero-inv"))
+        check_name("data.boundaries", self.data.boundaries, ("ignore", "respect"))
         check_name("schedule.name", self.schedule.name, ("cosine", "wsd", "constant"))
         check_name("compute.precision", self.compute.precision, ("fp32", "bf16"))
         check_name("parallel.strategy", self.parallel.strategy, ("auto", "none", "ddp", "fsdp"))
