@@ -67,9 +67,6 @@ class Manifold:
             near: the input is a small step (0.1 or less in spectral norm, relative to the columns) off the manifold.
                 One cubic step then replaces the whole iteration; the result is 1e-6 exact for steps of 0.02.
         """
-        if polar_factor.one_by_one(W_MN):
-            flat = W_MN.reshape(-1, *W_MN.shape[-2:])
-            return torch.stack([self.retract(W, near) for W in flat]).reshape(W_MN.shape)
         work = polar_factor.working_dtype(W_MN)
         X_LC = self._retract(self.orient(W_MN).to(work), near)
         return (X_LC.mT if self.turned(W_MN.shape) else X_LC).to(W_MN.dtype).contiguous()

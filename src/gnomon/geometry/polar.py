@@ -218,13 +218,6 @@ def _row_major(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor, bool]:
     return (B.mT, A.mT, True) if turned else (A, B, False)
 
 
-def one_by_one(*stacks: Tensor) -> bool:
-    """Whether stacks (..., M, N) are better worked through matrix by matrix: on a CPU, where a batched product is a loop
-    anyway and the temporaries of one large matrix stay in the cache (a fifth faster at 768 x 768)."""
-    X = stacks[0]
-    return X.ndim > 2 and X.device.type == "cpu" and X.size(-2) * X.size(-1) >= 2**16
-
-
 def add_identity(A_NN: Tensor, value: float | Tensor = 1.0) -> Tensor:
     """A + value I, in place on A (a temporary of the caller)."""
     diagonal = A_NN.diagonal(dim1=-2, dim2=-1)

@@ -44,7 +44,6 @@ from gnomon.geometry.polar import (
     inverse_sqrt,
     multiply,
     nonzero,
-    one_by_one,
     polar,
     polar_restarted,
     spectral_norm,
@@ -132,15 +131,7 @@ def direction(
         raise UserError(f"W has shape {tuple(W_MN.shape)} and G {tuple(G_MN.shape)}; they must be equal.")
     if isinstance(manifold, Euclidean):
         return Direction(polar(G_MN, "newton-schulz", dtype=dtype), W_MN, G_MN, manifold)
-    if one_by_one(W_MN):
-        flat = [X.reshape(-1, *X.shape[-2:]) for X in (W_MN, G_MN)]
-        starts = [None] * len(flat[0]) if warm is None else warm.reshape(-1, *warm.shape[-2:])
-        found = [_solve_for_direction(W, G, manifold, steps, start, dtype) for W, G, start in zip(*flat, starts)]
-        A_MN = torch.stack([A for A, _ in found]).reshape(W_MN.shape)
-        normals = [normal for _, normal in found if normal is not None]
-        normal = torch.stack(normals).reshape(*W_MN.shape[:-2], *normals[0].shape) if normals else None
-    else:
-        A_MN, normal = _solve_for_direction(W_MN, G_MN, manifold, steps, warm, dtype)
+    A_MN, normal = _solve_for_direction(W_MN, G_MN, manifold, steps, warm, dtype)
     return Direction(A_MN, W_MN, G_MN, manifold, normal)
 
 
