@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -387,3 +390,72 @@ def test_a_failing_network_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: iter([{"content": "x", "id": 1}]))
     with pytest.raises(UserError, match="row 1: there is no field 'text'. Its fields: content, id"):
         prepare("openwebtext", tmp_path / "other", **kwargs)
+
+
+def test_a_worker_s_tokenizer_still_reads_marks_as_text():
+    own = pickle.loads(pickle.dumps(train_bpe(DOCUMENTS, 300)))
+    assert own.end_of_text not in own.encode("<|endoftext|>").tolist()
+    assert own.name == "bpe" and own.vocab_size == train_bpe(DOCUMENTS, 300).vocab_size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
+def test_workers_change_nothing_even_when_a_job_is_killed_and_goes_on_with_others(tmp_path):
+    """kill -9 of a job with three workers, which must not outlive it; then one goes on alone."""
+    source = jsonl(tmp_path / "a.jsonl", [f"{i} " + "some words to count " * 400 for i in range(2000)])
+    code = (
+        "import sys, gnomon.data.job as job; job._BATCH = 1 << 16; from gnomon.data import prepare;"
+        f"prepare({str(source)!r}, sys.argv[1], tokenizer='byte', shard_tokens=1_000_000, workers=3)"
+    )
+    out = tmp_path / "out"
+    process = subprocess.Popen([sys.executable, "-c", code, str(out)], stderr=subprocess.DEVNULL)
+    while len(list(out.glob("*.bin"))) < 3 and process.poll() is None:
+        time.sleep(0.002)
+    workers = _children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 2 <= len(list(out.glob("*.bin"))) < 16 and workers
+    prepare(source, out, tokenizer="byte", shard_tokens=1_000_000)
+    prepare(source, tmp_path / "whole", tokenizer="byte", shard_tokens=1_000_000)
+    assert contents(out) == contents(tmp_path / "whole")
+    deadline = time.monotonic() + 20
+    while any(map(_alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(_alive, workers))
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            if f"\nPPid:\t{pid}\n" in status.read_text():
+                found.append(int(status.parent.name))
+    return found
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_a_killed_worker_is_told_and_loses_nothing(tmp_path, monkeypatch):
+    source = jsonl(tmp_path / "a.jsonl", DOCUMENTS * 50)
+    monkeypatch.setattr("gnomon.data.job._BATCH", 1 << 10)
+    real = writing.TokenWriter.close
+
+    def close(self):
+        path = real(self)
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.TokenWriter, "close", close)
+        with pytest.raises(UserError, match="fewer --workers"):
+            prepare(source, tmp_path / "out", tokenizer="byte", shard_tokens=3000, val_fraction=0, workers=2)
+    assert (tmp_path / "out" / "train_000001.bin").exists()
+    prepare(source, tmp_path / "out", tokenizer="byte", shard_tokens=3000, val_fraction=0, workers=2)
+    assert open_tokens(tmp_path / "out")[:].tolist() == expected(DOCUMENTS * 50)
+    with pytest.raises(UserError, match="at least 1, not 0"):
+        prepare(source, tmp_path / "x", workers=0)

@@ -7,11 +7,10 @@ that place and goes on; its files are byte for byte those of a job that was neve
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 from gnomon.data.pieces import Piece, Source
 from gnomon.data.tokenizers import BPETokenizer, Tokenizer
 from gnomon.data.tokenwriter import TokenWriter
+from gnomon.data.workers import encoded
 from gnomon.errors import UserError
 from gnomon.files import read_json, remove_partials, write_json
 from gnomon.progress import Progress
@@ -53,8 +53,9 @@ class Part:
 class Job:
     """One folder of shards in the making."""
 
-    def __init__(self, out: Path, source: Source, tokenizer: Tokenizer, shard_tokens: int):
+    def __init__(self, out: Path, source: Source, tokenizer: Tokenizer, shard_tokens: int, workers: int = 1):
         self.out, self._source, self._tokenizer, self._shard_tokens = out, source, tokenizer, shard_tokens
+        self._workers = workers
         self._state: dict[str, Any] = {}
 
     def begin(self, settings: dict[str, Any]) -> bool:
@@ -103,23 +104,12 @@ class Job:
     def _tokens(self, name: str, first: int) -> Iterator[tuple[int, Piece, np.ndarray]]:
         """(index, piece, ids) of the part's pieces from number `first` on, in order."""
         pieces = itertools.islice(enumerate(self._source.pieces(name)), first, None)
-        # Two at a time: one batch is read and converted while the other is tokenised.
-        waiting: deque[Future] = deque()
-        pool = ThreadPoolExecutor(2)
-        try:
-            for batch in _batches(pieces):
-                waiting.append(pool.submit(self._encode, batch))
-                if len(waiting) > 2:
-                    yield from waiting.popleft().result()
-            while waiting:
-                yield from waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _encode(self, batch: list[tuple[int, Piece]]) -> list[tuple[int, Piece, np.ndarray]]:
         end = np.array([self._tokenizer.end_of_text], self._tokenizer.dtype)
-        texts = self._tokenizer.encode_many([piece.text for _, piece in batch])
-        return [(i, p, np.concatenate([end, ids]) if p.opens else ids) for (i, p), ids in zip(batch, texts)]
+        batches = ((batch, [piece.text for _, piece in batch]) for batch in _batches(pieces))
+        with contextlib.closing(encoded(self._tokenizer, batches, self._workers)) as stream:
+            for batch, ids in stream:
+                for (index, piece), bare in zip(batch, ids):
+                    yield index, piece, np.concatenate([end, bare]) if piece.opens else bare
 
     def _writer(self, name: str, part: Part) -> TokenWriter:
         # The first shard is the validation's, number 0; training counts from 1, as in modded-nanogpt's sets.

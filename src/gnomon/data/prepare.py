@@ -30,12 +30,13 @@ def prepare(
     val_fraction: float = 0.01,
     shard_tokens: int = 100_000_000,
     limit: int | None = None,
+    workers: int = 1,
 ) -> list[Path]:
     """Tokenise `source` into `out/val_000000.bin, …` and `out/train_000001.bin, …`.
 
     Each document is preceded by the tokenizer's end_of_text, as in the shards of llm.c and modded-nanogpt.
     The call can be repeated after any interruption: finished shards are kept, and the files come out the
-    same. The tokenizers library uses every core, or as many as the environment's RAYON_NUM_THREADS says.
+    same, whatever the number of workers.
 
     Args:
         source: .txt, .jsonl or .parquet files, each also .gz (one, several, a folder, a glob), or a set of
@@ -49,6 +50,9 @@ def prepare(
             holds out the tail); from the hub the first documents, or the set's own validation split.
         shard_tokens: tokens per file; the last one of a part is shorter.
         limit: at most this many tokens in all.
+        workers: processes that tokenise. One uses all cores through the threads of the tokenizers library (or as many as
+            RAYON_NUM_THREADS says), which is enough for a few cores; with many, or with the tokenizer "byte", processes
+            are faster. From a script of your own, call under `if __name__ == "__main__":`, as they import it again.
 
     Returns:
         the paths of all shards, validation first.
@@ -63,6 +67,8 @@ def prepare(
         raise UserError(f"shard_tokens must be from 1 to {MAX_TOKENS:,}, not {shard_tokens:,}")
     if limit is not None and limit < 1:
         raise UserError(f"limit is a number of tokens, at least 1, not {limit}")
+    if workers < 1:
+        raise UserError(f"workers is a number of processes, at least 1, not {workers}")
     opened = tokenizer if isinstance(tokenizer, Tokenizer) else named_tokenizer(tokenizer)
     text = _source(source, field, val_fraction, limit)
     settings = {
@@ -73,7 +79,7 @@ def prepare(
         "shard_tokens": shard_tokens,
         "limit": limit,
     }
-    job = Job(Path(out), text, opened, shard_tokens)
+    job = Job(Path(out), text, opened, shard_tokens, workers)
     if job.begin(settings):
         _say(_size_estimate(text, opened, shard_tokens, limit, job.out))
     val = job.run("val", None if limit is None else round(limit * val_fraction))

@@ -104,6 +104,10 @@ class BPETokenizer(Tokenizer):
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
         self._inner = inner
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The library's own pickle forgets `encode_special_tokens`.
+        return BPETokenizer, (self.name, self._inner, self.end_of_text)
+
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
