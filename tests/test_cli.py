@@ -26,11 +26,11 @@ def gnomon(*arguments):
 
 # Adding a flag is a decision: everything else is reached through --set.
 SURFACE = {
-    "train": "config out steps seed lr residual p assignment data device set",
+    "train": "config out steps seed lr residual p assignment data device sink set",
     "compare": "out",
     "generate": "prompt tokens temperature top-k seed device",
     "eval": "data tokens device",
-    "data": "tokenizer field val-fraction shard-tokens limit",
+    "data": "tokenizer field val-fraction shard-tokens limit workers",
     "inspect": "json html csv compare base top full no-full fold-norms no-fold-norms per-head no-per-head lag",
     "residuals": "",
     "doctor": "",
@@ -73,7 +73,7 @@ def test_compare_eval_generate(run, tmp_path):
 
 def test_data_then_train_on_it(tmp_path):
     (tmp_path / "text.txt").write_text("All work and no play makes Jack a dull boy.\n" * 200)
-    done = gnomon("data", tmp_path / "text.txt", tmp_path / "tokens", "--tokenizer", "byte")
+    done = gnomon("data", tmp_path / "text.txt", tmp_path / "tokens", "--tokenizer", "byte", "--workers", 2)
     assert done.returncode == 0, done.stderr
     done = gnomon(
         "train", "tiny", "--data", tmp_path / "tokens", "--steps", 2, "--out", tmp_path / "r", "--set", *SMALL
@@ -104,6 +104,7 @@ def test_lists(capsys):
         (["train", "--set", "optim.lrr=3"], "optim.lr"),
         (["train", "--set", "optim.lr"], "KEY=VALUE"),
         (["train", "--steps", "many"], "many"),
+        (["train", "--sink", "wandbb"], "Did you mean 'wandb'"),
         (["train", "--device", "cuda:99"], "--device cpu"),
         (["train", "--data", "no/such/file.bin"], "no/such/file.bin"),
         (["train", "--p", "-1", "--residual", "sphere"], "p must lie in"),

@@ -30,6 +30,7 @@ def train(
     assignment: str | None = None,
     data: str | None = None,
     device: str | None = None,
+    sink: Annotated[tuple[str, ...], arg(metavar="NAME")] = (),
     set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE")] = (),
 ) -> None:
     """Train a model, or continue a run that was stopped.
@@ -44,8 +45,9 @@ def train(
         residual: how sublayers join the stream; see `gnomon residuals`.
         p: retraction of the sphere residual; 1 projection, 2 Cayley, inf exponential map.
         assignment: adamw, muon, or what holds attention and MLP matrices: none, stiefel, dgram, hetero, hetero-inv.
-        data: "jargon", a token file, a folder of shards or a .txt file.
+        data: "jargon", a token file, a folder of shards, a .txt file, or a mixture: "0.7*FOLDER + 0.3*FOLDER".
         device: auto, cpu, cuda or mps.
+        sink: send metrics to these as well: tensorboard, wandb, trackio.
         set: any other setting of the recipe, e.g. --set model.width=256 optim.clip=null.
     """
     from gnomon.files import read_json
@@ -81,7 +83,7 @@ def train(
     print(
         f"{recipe.name}: {recipe.model.residual}, {optimizer}, lr {recipe.optim.lr:g}, {recipe.steps} steps -> {folder}"
     )
-    record = run(recipe, folder)
+    record = run(recipe, folder, sinks=sink)
     if record["stopped"]:
         print(f"stopped after step {record['step']}, saved; the same command continues")
         raise KeyboardInterrupt
@@ -155,6 +157,7 @@ def data(
     val_fraction: float = 0.01,
     shard_tokens: int = 100_000_000,
     limit: int | None = None,
+    workers: int = 1,
 ) -> None:
     """Turn text into token files; the same command continues after an interruption.
 
@@ -167,6 +170,7 @@ def data(
         val_fraction: share of the documents held out for validation.
         shard_tokens: tokens a file.
         limit: stop after this many tokens.
+        workers: processes that tokenise; the files do not depend on it.
     """
     from gnomon.data import prepare
 
@@ -178,6 +182,7 @@ def data(
         val_fraction=val_fraction,
         shard_tokens=shard_tokens,
         limit=limit,
+        workers=workers,
     )
 
 
