@@ -43,15 +43,19 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.detach()
 
 
+def shard_like(full: Tensor, reference: Tensor) -> Tensor:
+    """A whole tensor, the same on every rank, in the layout of `reference`: each slices its own share, none sends."""
+    if not isinstance(reference, DTensor):
+        return full
+    return distribute_tensor(full.to(reference.device), reference.device_mesh, reference.placements, src_data_rank=None)
+
+
 def write(target: Tensor, full: Tensor) -> None:
     """Put the whole tensor back into `target`, each rank its share."""
-    if not isinstance(target, DTensor):
-        if target.data_ptr() != full.data_ptr():
-            target.detach().copy_(full)
-        return
-    # Every rank holds the same `full`, so each slices its own share: no communication.
-    share = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
-    local(target).copy_(local(share))
+    if isinstance(target, DTensor):
+        local(target).copy_(local(shard_like(full, target)))
+    elif target.data_ptr() != full.data_ptr():
+        target.detach().copy_(full)
 
 
 def owners(costs: list[int], ranks: int) -> list[int]:

@@ -19,16 +19,20 @@ from gnomon.files import atomic, read_json, write_json
 from gnomon.train.recipe import Recipe, difference, from_dict, to_dict
 from gnomon.train.sinks import Sink
 
+FREE = ("parallel.", "compute.device:")
+
 
 def open_run(folder: Path, recipe: Recipe) -> None:
     """Create the folder with its recipe, or check that the one there is a run of the same recipe.
+
+    How the run is shared out (`parallel.…`) and the device may change from start to start; `environment.json` tells which.
 
     Raises:
         UserError: the folder holds another recipe (the message lists what differs), or other files.
     """
     file = folder / "recipe.json"
     if file.exists():
-        changes = difference(load_recipe(folder), recipe)
+        changes = [line for line in difference(load_recipe(folder), recipe) if not line.startswith(FREE)]
         if changes:
             raise UserError(
                 f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changes) + "\n"
@@ -78,18 +82,20 @@ class Metrics:
     JSON has no NaN: a number that is not finite (a validation loss that overflowed) becomes null.
 
     Opening drops the records after `step` (made by a process killed after its last checkpoint), and a line cut short.
+    Of several processes one `writes`; the others only remember what is recent.
     """
 
-    def __init__(self, folder: Path, step: int, sinks: Sink | None = None):
+    def __init__(self, folder: Path, step: int, sinks: Sink | None = None, *, writes: bool = True):
         self._sinks = sinks
         self.path = folder / "metrics.jsonl"
         self.recent: list[dict[str, Any]] = []
         if self.path.exists():
             kept = [record for record in read_metrics(folder) if record["step"] <= step]
-            with atomic(self.path, "w") as file:
-                file.writelines(json.dumps(record) + "\n" for record in kept)
+            if writes:
+                with atomic(self.path, "w") as file:
+                    file.writelines(json.dumps(record) + "\n" for record in kept)
             self.recent = kept[-50:]
-        self._file = open(self.path, "a", encoding="utf-8")
+        self._file = open(self.path if writes else os.devnull, "a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")

@@ -25,6 +25,7 @@ from gnomon.optim import clip_logits
 from gnomon.progress import Progress
 from gnomon.train import checkpoint, optimizer, postmortem, schedule
 from gnomon.train.folder import Metrics, open_run, write_environment
+from gnomon.train.parallel import ALONE, LossFn, Ranks, grad_norm, held, launched, spread
 from gnomon.train.probes import probe, probe_weights
 from gnomon.train.recipe import ComputeConfig, Recipe
 from gnomon.train.sinks import Sinks, check_sinks
@@ -43,35 +44,35 @@ def train(recipe: Recipe, folder: str | Path, sinks: Sequence[str] = ()) -> dict
         UserError: the folder holds another recipe, the data do not fit the model, a sink is unknown or not installed,
             or a loss is not finite.
     """
-    with flushed_denormals():
-        return _train(recipe, Path(folder), sinks)
+    with flushed_denormals(), launched(recipe, choose_device(recipe.compute)) as (ranks, device):
+        return _train(recipe, Path(folder), sinks, ranks, device)
 
 
-def _train(recipe: Recipe, folder: Path, sinks: Sequence[str]) -> dict[str, Any]:
+def _train(recipe: Recipe, folder: Path, sinks: Sequence[str], ranks: Ranks, device: torch.device) -> dict[str, Any]:
     check_sinks(sinks)
-    device = choose_device(recipe.compute)
     train_tokens, val_tokens = open_data(recipe)
     torch.manual_seed(recipe.seed)
     model = Transformer(recipe.model).to(device)
+    if recipe.model.head_bias:
+        counts = data.frequencies(train_tokens, recipe.model.vocab_size)
+        model.start_at_frequencies(torch.from_numpy(counts).to(device))
+    loss_fn = spread(model, recipe, ranks)
     optim = optimizer.build(model, recipe.optim)
 
     # All mistakes above are told before anything is written.
-    open_run(folder, recipe)
+    ranks.first(lambda: open_run(folder, recipe))
     tracker = Tracker(model, recipe.watch.track_every) if recipe.watch.track_every else None
-    progress = checkpoint.resume(folder, model, optim, tracker)
-    if progress is None:
-        progress = {"step": 0, "tokens": 0, "seconds": 0.0}
-        if recipe.model.head_bias:
-            counts = data.frequencies(train_tokens, recipe.model.vocab_size)
-            model.start_at_frequencies(torch.from_numpy(counts).to(device))
-    write_environment(folder, device=str(device), parameters=sum(p.numel() for p in model.parameters()))
-    metrics = Metrics(folder, progress["step"], Sinks(sinks, folder, recipe, progress["step"]))
-    loss_fn = torch.compile(model.loss) if recipe.compute.compile else model.loss
+    progress = checkpoint.resume(folder, model, optim, tracker, ranks) or {"step": 0, "tokens": 0, "seconds": 0.0}
+    if ranks.main:
+        size = sum(p.numel() for p in model.parameters())
+        write_environment(folder, device=str(device), parameters=size, processes=ranks.world, strategy=ranks.strategy)
+    outlets = Sinks(sinks, folder, recipe, progress["step"]) if ranks.main else None
+    metrics = Metrics(folder, progress["step"], outlets, writes=ranks.main)
     cast = autocast(recipe.compute, device)
 
     parts = anatomy.read(model)
     watch, T = recipe.watch, recipe.model.context
-    micro = recipe.data.batch // recipe.data.accumulate
+    micro = recipe.data.batch // recipe.data.accumulate // ranks.world
     val = to_device(data.slices(val_tokens, context=T, count=max(watch.eval_tokens // T, 1)), device)
     probe_tokens = val[0][: max(watch.probe_tokens // T, 1)]
     record: dict[str, Any] = metrics.recent[-1] if metrics.recent else {}
@@ -80,6 +81,7 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str]) -> dict[str, Any]
 
     with (
         stop_signal() as stopped,
+        checkpoint.saver(ranks, recipe.parallel.async_save) as save,
         Progress("training", recipe.steps, "step", done=progress["step"]) as bar,
         contextlib.closing(metrics),
     ):
@@ -93,30 +95,25 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str]) -> dict[str, Any]
                     batch=recipe.data.batch,
                     context=T,
                     boundaries=recipe.data.boundaries,
+                    rank=ranks.rank,
+                    world=ranks.world,
                 ),
                 device,
             )
-            targets = (y_BT != data.NO_TARGET).sum()
             rate = schedule.ratio(recipe.schedule, step - 1, recipe.steps)
             optimizer.set_rate(optim, rate)
             optim.zero_grad(set_to_none=True)
-            loss = torch.zeros((), device=device)
-            for x, y in zip(x_BT.split(micro), y_BT.split(micro)):
-                with cast():
-                    # Rows that end early have fewer targets: the mean is over those of the whole step.
-                    part = loss_fn(x, y) * ((y != data.NO_TARGET).sum() / targets)
-                part.backward()
-                loss += part.detach()
+            loss = backward(loss_fn, model, x_BT.split(micro), y_BT.split(micro), cast, ranks)
             if tracker is not None:
                 tracker.gradients(step)
-            grad_norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+            norm = grad_norm(model)
             # One wait for the device a step: the price of never applying a bad update.
-            loss_now, norm_now = torch.stack((loss, grad_norm)).tolist()
+            loss_now, norm_now, stopping = ranks.agree(loss, norm, stopped())
             if not math.isfinite(loss_now + norm_now):
                 recent = [*metrics.recent, {"step": step, "loss": loss_now, "grad_norm": norm_now}]
-                raise postmortem.stop(folder, step, model, (x_BT[:micro], y_BT[:micro]), recent)
+                raise postmortem.stop(folder, step, model, (x_BT[:micro], y_BT[:micro]), recent, ranks)
             if recipe.optim.clip is not None:
-                torch.nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optim.clip, grad_norm)
+                torch.nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optim.clip, norm)
             optim.step()
             if recipe.optim.logit_clip is not None and due(step, 10):
                 clip_logits(model, parts, probe(model, probe_tokens)["attention_logit_max"], recipe.optim.logit_clip)
@@ -132,7 +129,7 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str]) -> dict[str, Any]
                 "tokens": step * recipe.tokens_per_step,
             }
             if due(step, watch.eval_every) or last:
-                record["val_loss"] = evaluate(model, val, micro, cast)
+                record["val_loss"] = evaluate(model, val, micro, cast, ranks)
             if due(step, watch.probe_every) or last:
                 with cast():
                     record |= probe(model, probe_tokens)
@@ -144,11 +141,12 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str]) -> dict[str, Any]
                 record["tokens_per_second"] = round(counted / training, 1)
                 metrics.write(record)
                 training, counted = 0.0, 0
-            if due(step, watch.save_every) or last or stopped():
+            if due(step, watch.save_every) or last or stopping:
                 progress = {"step": step, "tokens": record["tokens"], "seconds": record["seconds"]}
-                checkpoint.save(folder, model, optim, progress, watch.keep, tracker)
-            bar.advance(1, note=describe(record, metrics.recent))
-            if stopped():
+                save(folder, model, optim, progress, watch.keep, tracker)
+            if ranks.main:
+                bar.advance(1, note=describe(record, metrics.recent))
+            if stopping:
                 return {**record, "stopped": not last}
     return {**record, "stopped": False}
 
@@ -196,14 +194,43 @@ def open_data(recipe: Recipe) -> tuple[Any, Any]:
     return pair
 
 
+def backward(
+    loss_fn: LossFn,
+    model: nn.Module,
+    x_mBT: Sequence[Tensor],
+    y_mBT: Sequence[Tensor],
+    cast: Callable[[], Any],
+    ranks: Ranks,
+) -> Tensor:
+    """Add up the gradients of the micro-batches; returns this process's share of the mean loss.
+
+    The mean is over the targets of the whole step, since rows that end early have fewer.
+    """
+    loss = torch.zeros((), device=x_mBT[0].device)
+    targets = ranks.total(sum((y != data.NO_TARGET).sum() for y in y_mBT))
+    for index, (x, y) in enumerate(zip(x_mBT, y_mBT)):
+        with held(loss_fn, model) if index + 1 < len(x_mBT) else contextlib.nullcontext():
+            with cast():
+                part = loss_fn(x, y) * ((y != data.NO_TARGET).sum() / targets)
+            # Gradients are averaged over processes where they should be added.
+            (part * ranks.world).backward()
+        loss += part.detach()
+    return loss
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, val: tuple[Tensor, Tensor], micro: int, cast: Callable[[], Any]) -> float:
-    """Mean loss over the fixed validation windows, in nats a token."""
-    total = 0.0
-    for x, y in zip(val[0].split(micro), val[1].split(micro)):
+def evaluate(
+    model: nn.Module, val: tuple[Tensor, Tensor], micro: int, cast: Callable[[], Any], ranks: Ranks = ALONE
+) -> float:
+    """Mean loss over the fixed validation windows, in nats a token; each process takes its share of them."""
+    total, size = 0.0, micro * ranks.world
+    for x, y in zip(val[0].split(size), val[1].split(size)):
+        mine = slice(*(len(x) * r // ranks.world for r in (ranks.rank, ranks.rank + 1)))
+        # Sharded models run in step, so a process without a row of the last batch runs one that does not count.
+        some = mine if mine.start < mine.stop else slice(0, 1)
         with cast():
-            total += model.loss(x, y).item() * len(x)
-    return total / len(val[0])
+            total += model.loss(x[some], y[some]).item() * (mine.stop - mine.start)
+    return ranks.sum(total) / len(val[0])
 
 
 def to_device(pair: tuple[Any, Any], device: torch.device) -> tuple[Tensor, Tensor]:

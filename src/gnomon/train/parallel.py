@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -44,25 +45,24 @@ class Ranks:
         """Whether this is the one that writes and prints."""
         return self.rank == 0
 
-    def sum(self, value: float) -> float:
+    def total(self, number: Tensor) -> Tensor:
         """The sum over all processes."""
-        if self.world == 1:
-            return value
-        total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total, group=_on_cpu())
-        return float(total)
+        if self.world > 1:
+            dist.all_reduce(number)
+        return number
+
+    def sum(self, value: float) -> float:
+        """The sum over all processes, in double precision."""
+        return float(self.total(torch.tensor(value, dtype=torch.float64))) if self.world > 1 else value
 
     def agree(self, loss: Tensor, grad_norm: Tensor, stop: bool) -> tuple[float, float, bool]:
-        """The mean loss, the gradient norm (which is the same everywhere), and whether any process was asked to stop.
-
-        One wait for the device, one exchange of three numbers.
-        """
+        """The sum of all shares of the loss, the gradient norm (which is the same everywhere), and whether any process was
+        asked to stop: one exchange, one wait for the device."""
         if self.world == 1:
             mean, norm = torch.stack((loss, grad_norm)).tolist()
             return mean, norm, stop
-        numbers = torch.stack((loss / self.world, grad_norm / self.world, torch.full_like(loss, float(stop))))
-        dist.all_reduce(numbers)
-        mean, norm, asked = numbers.tolist()
+        asked = torch.full_like(loss, float(stop))
+        mean, norm, asked = self.total(torch.stack((loss, grad_norm / self.world, asked))).tolist()
         return mean, norm, asked > 0
 
     def all(self, value: Any) -> list[Any]:
@@ -70,7 +70,7 @@ class Ranks:
         if self.world == 1:
             return [value]
         found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value, group=_on_cpu())
+        dist.all_gather_object(found, value)
         return found
 
     def first(self, work: Callable[[], Any]) -> Any:
@@ -83,7 +83,7 @@ class Ranks:
                 outcome[0] = work()
             except UserError as error:
                 outcome[1] = str(error)
-        dist.broadcast_object_list(outcome, src=0, group=_on_cpu())
+        dist.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:
             raise UserError(outcome[1])
         return outcome[0]
@@ -116,7 +116,8 @@ def strategy_of(recipe: Recipe, processes: int) -> str:
 def launched(recipe: Recipe, device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
     """Join the processes torchrun started (or those of a process group that is there), and leave them at the end.
 
-    Yields this process's `Ranks` and its device: one accelerator for each process of a machine.
+    Yields this process's `Ranks` and its device: one accelerator for each process of a machine. A process group that is there
+    needs a backend for processors as well ("cpu:gloo,cuda:nccl").
     """
     joined = dist.is_available() and dist.is_initialized()
     world = dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", 1))
@@ -163,6 +164,8 @@ def shard(model: Transformer, precision: str = "fp32") -> None:
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    # The logits are a view of a product; nothing here changes them in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     for block in model.blocks:
         if precision == "bf16":
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
@@ -191,15 +194,16 @@ def held(loss_fn: LossFn, model: nn.Module) -> Iterator[None]:
         yield
 
 
+def eager(model: Transformer) -> contextlib.AbstractContextManager:
+    """While open, compiled blocks run uncompiled, so that hooks set meanwhile are seen."""
+    compiled = any(getattr(block, "_compiled_call_impl", None) is not None for block in model.blocks)
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
+
+
 def grad_norm(model: nn.Module) -> Tensor:
     """The norm of the whole gradient, on every process."""
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
-def _on_cpu() -> dist.ProcessGroup:
-    """Plain values go through gloo, whatever tensors go through."""
-    return dist.group.WORLD  # type: ignore[return-value]
 
 
 class _Loss(nn.Module):

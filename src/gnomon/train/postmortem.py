@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from gnomon.errors import UserError
 from gnomon.files import write_json
+from gnomon.optim.parallel import whole
+from gnomon.train.parallel import ALONE, Ranks
 
 
 class NonFinite(UserError):
@@ -18,7 +20,12 @@ class NonFinite(UserError):
 
 
 def stop(
-    folder: Path, step: int, model: nn.Module, batch: tuple[Tensor, Tensor], recent: list[dict[str, Any]]
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    recent: list[dict[str, Any]],
+    ranks: Ranks = ALONE,
 ) -> NonFinite:
     """Write `postmortem.json` and return the error to raise.
 
@@ -28,24 +35,34 @@ def stop(
         model: with the gradients of that step.
         batch: tokens and targets of the micro-batch to replay.
         recent: the last metric records.
+        ranks: the processes; all look at their own rows, one writes.
     """
-    first = first_bad(model, batch)
+    seen = ranks.all(first_bad(model, batch))
+    first = next((found for found in seen if found is not None), NOWHERE)
     cause = likely_cause(first, recent)
     path = folder / "postmortem.json"
-    write_json(path, {"step": step, "first_bad": first, "likely_cause": cause, "recent": _plain(recent[-50:])})
+    if ranks.main:
+        write_json(path, {"step": step, "first_bad": first, "likely_cause": cause, "recent": _plain(recent[-50:])})
     return NonFinite(
         f"step {step}: not finite, first in {first}. Likely cause: {cause}. Stopped before the update; the weights "
         f"of the last checkpoint are sound. Details: {path}"
     )
 
 
+NOWHERE = "no tensor of the replayed batch (another micro-batch, or a sum that overflowed)"
+
+
 @torch.no_grad()
-def first_bad(model: nn.Module, batch: tuple[Tensor, Tensor]) -> str:
+def first_bad(model: nn.Module, batch: tuple[Tensor, Tensor]) -> str | None:
     """The first tensor that is not finite: a weight, else a module's output in order of execution, else a gradient in
-    the order of the backward pass."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            return f"the weight {name!r}"
+    the order of the backward pass. Nothing is skipped on the way, since sharded models need all processes at each."""
+    weights = [name for name, p in model.named_parameters() if not whole(p).isfinite().all()]
+    # The backward pass runs from the head to the embedding.
+    gradients = [
+        name
+        for name, p in reversed(list(model.named_parameters()))
+        if p.grad is not None and not whole(p.grad).isfinite().all()
+    ]
     found: list[str] = []
 
     def look(name: str):
@@ -61,15 +78,13 @@ def first_bad(model: nn.Module, batch: tuple[Tensor, Tensor]) -> str:
     finally:
         for handle in handles:
             handle.remove()
+    if weights:
+        return f"the weight {weights[0]!r}"
     if found:
         return f"the output of {found[0]!r}"
     if not loss.isfinite():
         return "the loss"
-    # The backward pass runs from the head to the embedding.
-    for name, parameter in reversed(list(model.named_parameters())):
-        if parameter.grad is not None and not parameter.grad.isfinite().all():
-            return f"the gradient of {name!r}"
-    return "no tensor of the replayed batch (another micro-batch, or a sum that overflowed)"
+    return f"the gradient of {gradients[0]!r}" if gradients else None
 
 
 def likely_cause(first: str, recent: list[dict[str, Any]]) -> str:

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from gnomon.anatomy import Anatomy, Block
 from gnomon.models.transformer import Transformer
 from gnomon.optim import ManifoldMuon
+from gnomon.optim.parallel import whole
 from gnomon.residual import Residual
+from gnomon.train.parallel import eager
 
 
 @torch.no_grad()
@@ -38,14 +40,15 @@ def probe(model: Transformer, tokens_BT: Tensor) -> dict[str, Any]:
             attention = block.attention
             attention.observer = lambda q, k, attention=attention: _attention(attention.logits(q, k), found)
             handles += [join.register_forward_hook(after_join) for join in (block.join_attention, block.join_mlp)]
-        model(tokens_BT)
+        with eager(model):
+            model(tokens_BT)
     finally:
         for handle in handles:
             handle.remove()
         for block in model.blocks:
             block.attention.observer = None
     result = {key: torch.stack(values).tolist() for key, values in found.items()}
-    steps = [m.step_size().mean() for m in model.modules() if isinstance(m, Residual) and hasattr(m, "step_size")]
+    steps = [whole(m.step_size()).mean() for m in model.modules() if isinstance(m, Residual) and hasattr(m, "step_size")]
     if steps:
         result["step_size"] = torch.stack(steps).tolist()
     return result
@@ -63,7 +66,7 @@ def probe_weights(model: nn.Module, parts: Anatomy, optimizer: torch.optim.Optim
     for part in parts:
         if part.is_matrix and part.sublayer in ("attention", "mlp"):
             fused = "" if part.block == Block() else f"[{part.role}]"
-            sigma = torch.linalg.svdvals(part.block.take(parameters[part.name].detach()).float())
+            sigma = torch.linalg.svdvals(part.block.take(whole(parameters[part.name])).float())
             label = part.name.removesuffix(".weight") + fused
             found["sigma_max"][label], found["sigma_min"][label] = sigma[0].item(), sigma[-1].item()
     return found | (optimizer.measure() if isinstance(optimizer, ManifoldMuon) else {})

@@ -1,0 +1,143 @@
+"""Checkpoints of several processes, through torch.distributed.checkpoint: each writes its pieces, all at once.
+
+checkpoints/step-00000300/   as in `gnomon.train.checkpoint`, but
+    shards/*.safetensors     `model/<name>`, `optimizer/<entry>/<name>`, `tracker/<kind>/<name>`; each file says where in the
+                             whole tensors its pieces lie
+    model.safetensors        the weights put together, for all who only read
+
+Written in the background, a checkpoint costs the training a copy of the state in memory. The first process puts the folder
+under its name when all have written, so a kill of any process at any moment leaves the checkpoints before it whole.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from gnomon.continuity import Tracker
+from gnomon.files import atomic_folder
+from gnomon.models.config import TransformerConfig
+from gnomon.train import checkpoint
+from gnomon.train.parallel import ALONE, Ranks
+
+
+class Saver:
+    """Saves one checkpoint at a time, in the background or not.
+
+    Args:
+        ranks: the processes, all of which make the same calls.
+        in_background: return as soon as the state is copied.
+    """
+
+    def __init__(self, ranks: Ranks, in_background: bool):
+        self._ranks, self._in_background = ranks, in_background
+        self._pending: Future | None = None
+        # A group of its own: what the background thread exchanges must not mix with what training does.
+        self._group = dist.new_group(backend="gloo")
+        cuda = torch.cuda.is_available()
+        self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))
+
+    def save(
+        self,
+        folder: Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: dict[str, Any],
+        keep: int,
+        tracker: Tracker | None = None,
+    ) -> Path:
+        """As `checkpoint.save`; raises here what went wrong in the one before."""
+        self.wait()
+        path = checkpoint.place(folder, progress["step"])
+        if self._ranks.first(path.exists):
+            return path
+        tensors, rest = checkpoint.split_state(optimizer.state_dict())
+        state = {f"model/{name}": x for name, x in model.state_dict().items()}
+        state |= {f"optimizer/{key}": _boxed(x) for key, x in tensors.items()}
+        if tracker is not None:
+            state |= {f"tracker/{key}": x for key, x in checkpoint.flat_tracker(tracker).items()}
+        writer = _Writer(path, keep, model.config, {**progress, "optimizer": rest})
+        if self._in_background:
+            self._pending = dcp.async_save(  # type: ignore[assignment]
+                state, storage_writer=writer, process_group=self._group, async_stager=self._stager
+            )
+        else:
+            dcp.save(state, storage_writer=writer, process_group=self._group)
+        return path
+
+    def wait(self) -> None:
+        """Until the checkpoint under way is whole."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self._stager.close()
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """Every process writes its pieces beside the place of the checkpoint; `finish`, which torch calls on the first process
+    when all have, makes a checkpoint of them."""
+
+    def __init__(self, place: Path, keep: int, config: TransformerConfig, state: dict[str, Any]):
+        self.place, self.keep, self.config, self.state = place, keep, config, state
+        self.pieces = place.with_name(f".{place.name}.shards.partial")
+        super().__init__(str(self.pieces), save_distributed=True)
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        super().finish(metadata, results)
+        with atomic_folder(self.place) as partial:
+            os.replace(self.pieces, partial / "shards")
+            weights = _load(partial / "shards", "model/", {}, ALONE)
+            save_file(weights, partial / "model.safetensors")
+            checkpoint.seal(partial, self.config, self.state)
+        checkpoint.tidy(self.place.parent.parent, self.keep)
+
+
+def read(
+    path: Path, model: nn.Module, tracker: Tracker | None, ranks: Ranks
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Weights, optimizer state and what the tracker remembered: each process the shares that its own layout asks for."""
+    shards, parameters = path / "shards", dict(model.named_parameters())
+    weights = _load(shards, "model/", parameters, ranks)
+    state = {key: _unboxed(key, x) for key, x in _load(shards, "optimizer/", parameters, ranks).items()}
+    return weights, state, _load(shards, "tracker/", {}, ranks) if tracker is not None else {}
+
+
+def _load(shards: Path, prefix: str, parameters: dict[str, nn.Parameter], ranks: Ranks) -> dict[str, Tensor]:
+    """Tensors whose names start with `prefix`, without it; in the layout of the parameter they belong to, or whole."""
+    reader = HuggingFaceStorageReader(str(shards))
+    targets: dict[str, Tensor] = {}
+    for name, stored in reader.read_metadata().state_dict_metadata.items():
+        if name.startswith(prefix):
+            owner = parameters.get(name.removeprefix(prefix)) if prefix == "model/" else parameters.get(name.split("/", 2)[-1])
+            sharded = owner is not None and hasattr(owner, "placements") and owner.shape == stored.size  # type: ignore[union-attr]
+            dtype = stored.properties.dtype  # type: ignore[union-attr]
+            targets[name] = torch.empty_like(owner, dtype=dtype) if sharded else torch.empty(stored.size, dtype=dtype)  # type: ignore
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(targets, storage_reader=reader, no_dist=ranks.world == 1)
+    return {name.removeprefix(prefix): x.detach() for name, x in targets.items()}
+
+
+def _boxed(x: Tensor) -> Tensor:
+    """safetensors gives no slices of tensors without dimensions."""
+    return x.reshape(1) if x.ndim == 0 else x
+
+
+def _unboxed(key: str, x: Tensor) -> Tensor:
+    return x.reshape(()) if key.startswith("step/") else x
