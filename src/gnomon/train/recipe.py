@@ -197,6 +197,10 @@ class Recipe:
         if not self.optim.lr > 0:
             raise UserError(f"optim.lr must be positive, got {self.optim.lr}")
 
+    def at(self, lr: float, seed: int) -> Recipe:
+        """The same recipe at another learning rate and seed, the two things that are swept most."""
+        return dataclasses.replace(self, seed=seed, optim=dataclasses.replace(self.optim, lr=lr))
+
     @property
     def tokens_per_step(self) -> int:
         return self.data.batch * self.model.context
