@@ -97,6 +97,18 @@ def test_a_text_cannot_forge_the_separator(name, tmp_path):
     assert opened.decode([*opened.encode("a"), opened.end_of_text, *opened.encode("b")]) == f"a{END_OF_TEXT}b"
 
 
+@pytest.mark.parametrize("name", ["byte", "gpt2", "trained"])
+@given(text=st.text())
+@settings(max_examples=50, deadline=None)
+def test_other_programs_get_the_same_ids(name, text):
+    ours = train_bpe(["some words, and words"], 300) if name == "trained" else tokenizer(name)
+    library = ours.library()
+    ids = ours.encode(text).tolist()
+    assert library.encode(text).ids == ids or END_OF_TEXT in text
+    assert library.decode(ids) == ours.decode(ids)
+    assert library.encode("a" + END_OF_TEXT).ids == [*ours.encode("a"), ours.end_of_text]
+
+
 def test_bytes_are_utf8():
     byte = tokenizer("byte")
     assert byte.encode("é€").tolist() == list("é€".encode())

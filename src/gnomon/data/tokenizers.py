@@ -63,6 +63,11 @@ class Tokenizer(abc.ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`. Bytes that are no UTF-8 (a character cut in two) become U+FFFD."""
 
+    @abc.abstractmethod
+    def library(self) -> Any:
+        """A new `tokenizers.Tokenizer` with the same ids, for other programs. Unlike here, the characters of the
+        end-of-text token become that token, as they expect."""
+
     def _checked(self, ids: Iterable[int]) -> list[int]:
         ids = np.asarray(ids if isinstance(ids, np.ndarray | list | tuple) else list(ids)).reshape(-1).tolist()
         for id in ids:
@@ -92,6 +97,11 @@ class ByteTokenizer(Tokenizer):
             END_OF_TEXT * len(list(run)) if ends else bytes(run).decode("utf-8", errors="replace") for ends, run in runs
         )
 
+    def library(self) -> Any:
+        inner = _byte_level(_library().models.BPE(vocab={symbol: b for b, symbol in byte_symbols().items()}, merges=[]))
+        inner.add_special_tokens([END_OF_TEXT])
+        return inner
+
 
 class BPETokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library (byte-pair encoding, or whatever its file describes)."""
@@ -114,6 +124,13 @@ class BPETokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._inner.decode(self._checked(ids), skip_special_tokens=False)
+
+    def library(self) -> Any:
+        inner = _library().Tokenizer.from_str(self._inner.to_str())
+        inner.add_special_tokens([inner.id_to_token(self.end_of_text)])
+        # What a post-processor would add ("<s>") was not there in training.
+        inner.post_processor = None
+        return inner
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -193,16 +210,20 @@ def _gpt2() -> BPETokenizer:
 
 
 def gpt2_vocabulary(merges_text: str) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """GPT-2's vocabulary from its merges alone: 256 byte symbols, one per merge, then end of text.
-
-    A byte is written as itself where that is a visible Latin-1 character; the others follow from U+0100 on.
-    """
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    symbols = [chr(byte) for byte in visible] + [chr(256 + i) for i in range(256 - len(visible))]
+    """GPT-2's vocabulary from its merges alone: 256 byte symbols, one per merge, then end of text."""
+    symbols = list(byte_symbols().values())
     lines = merges_text.strip("\n").split("\n")[1:]  # the first is "#version: 0.2"
     merges = [(left, right) for left, right in (line.split(" ") for line in lines)]
     words = symbols + [left + right for left, right in merges] + [END_OF_TEXT]
     return {word: id for id, word in enumerate(words)}, merges
+
+
+def byte_symbols() -> dict[int, str]:
+    """How byte-level tokenizers write each byte, in GPT-2's order: as itself where that is a visible Latin-1 character; the
+    others follow from U+0100 on."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {byte: chr(byte) for byte in visible} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
 
 
 def _byte_level(model: Any) -> Any:
