@@ -12,11 +12,11 @@ import gnomon
 SOURCE = Path(gnomon.__file__).parent
 
 FLOORS = [
-    {"errors", "files", "progress"},
+    {"errors", "files", "plugin", "progress"},
     {"geometry", "anatomy", "data", "report"},
     {"residual", "optim", "continuity"},
     {"models"},
-    {"train", "evaluate", "export", "compress", "doctor"},
+    {"train", "evaluate", "scoring", "zeroshot", "export", "compress", "doctor"},
     {"studies"},
     {"cli", "__main__"},
 ]

@@ -1,0 +1,76 @@
+"""The settings of a gnomon model as transformers reads and writes them: `config.json`, model type "gnomon"."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from transformers.configuration_utils import PreTrainedConfig
+
+from gnomon.models.config import TransformerConfig
+
+# transformers makes a config without arguments to learn the defaults.
+_SMALLEST = dict(vocab_size=257, context=128, layers=1, heads=1, width=64)
+
+
+class GnomonConfig(PreTrainedConfig):
+    """Every field of `TransformerConfig` under its own name, and the common ones under transformers' names as well.
+
+    Args:
+        use_cache: let `generate` keep keys and values.
+        values: fields of `TransformerConfig`, and whatever `PreTrainedConfig` takes.
+
+    Raises:
+        UserError: a setting is out of range.
+    """
+
+    model_type = "gnomon"
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    attribute_map = {
+        "hidden_size": "width",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "max_position_embeddings": "context",
+        "tie_word_embeddings": "tied",
+        "initializer_range": "init_std",
+    }
+    made: ClassVar[Callable[[GnomonConfig], None] | None] = None
+    """Called with each new config; how gnomon, where it is installed, adds the model's class when it is first needed."""
+
+    def __init__(self, use_cache: bool = True, **values: Any):
+        values = {self.attribute_map.get(key, key): value for key, value in values.items()}
+        names = [field.name for field in dataclasses.fields(TransformerConfig)]
+        given = {name: values.pop(name) for name in names if name in values}
+        for name, value in dataclasses.asdict(settings(**_SMALLEST | given)).items():
+            # JSON has no infinity.
+            setattr(self, name, spell(value))
+        self.use_cache = use_cache
+        super().__init__(**values)
+        if self.made is not None:
+            self.made()
+
+    def settings(self) -> TransformerConfig:
+        """The model's own settings."""
+        return settings(**self._own())
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        # Settings at their default are written too: other readers of config.json do not know our defaults.
+        return super().to_diff_dict() | self._own()
+
+    def _own(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(TransformerConfig)}
+
+
+def settings(residual_options: dict[str, Any] | None = None, **values: Any) -> TransformerConfig:
+    """`TransformerConfig` from plain JSON values, in which infinity reads "inf"."""
+    options = {key: math.inf if value == "inf" else value for key, value in (residual_options or {}).items()}
+    return TransformerConfig(residual_options=options, **values)
+
+
+def spell(value: Any) -> Any:
+    """The inverse for one value."""
+    if isinstance(value, dict):
+        return {key: spell(item) for key, item in value.items()}
+    return "inf" if value == math.inf else value

@@ -1,0 +1,92 @@
+"""Ordinary blocks as transformers' own GPT-2 and Llama, there and back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hf_cases import PLAIN, build, tokens
+
+from gnomon.errors import UserError
+from gnomon.models import TransformerConfig, gpt2, llama_34m, tiny
+from gnomon.models.hf import plain
+
+transformers = pytest.importorskip("transformers")
+
+
+def theirs(config: TransformerConfig, family: str, dtype=torch.float64):
+    kind = {"gpt2": transformers.GPT2Config, "llama": transformers.LlamaConfig}[family]
+    settings = kind(**plain.config_values(config, family), attn_implementation="eager")
+    return getattr(transformers, plain.CLASSES[family])(settings).to(dtype).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PLAIN)
+def test_their_class_computes_our_function(name):
+    ours = build(name).double()
+    family = plain.family_of(ours.config)
+    model = theirs(ours.config, family)
+    missing, unexpected = model.load_state_dict(plain.to_plain(ours.state_dict(), ours.config, family), strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    # Angles of rotary positions are fp32 on both sides.
+    torch.testing.assert_close(model(tokens()).logits, ours(tokens()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_weights_there_and_back_to_the_bit(name):
+    ours = build(name)
+    family = plain.family_of(ours.config)
+    back = plain.from_plain(plain.to_plain(ours.state_dict(), ours.config, family), ours.config, family)
+    state = ours.state_dict()
+    assert state.keys() <= back.keys()
+    for key in back:
+        # Biases that the settings leave out come back as zeros.
+        assert torch.equal(back[key], state.get(key, torch.zeros_like(back[key]))), key
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_settings_there_and_back(name):
+    config = build(name).config
+    family = plain.family_of(config)
+    values = theirs(config, family).config.to_dict()
+    found = dataclasses.replace(config, **plain.settings_values(values))
+    # GPT-2 has every bias, and what was worked out is now said.
+    expected = dataclasses.replace(config, mlp_width=config.d_mlp)
+    if family == "gpt2":
+        expected = dataclasses.replace(expected, bias=True, norm="layer")
+    else:
+        expected = dataclasses.replace(expected, kv_heads=config.n_kv_heads, head_dim=config.d_head)
+    assert found == expected
+
+
+def test_which_models_are_plain():
+    assert plain.family_of(gpt2()) == "gpt2" and plain.family_of(llama_34m()) == "llama"
+    assert plain.family_of(gpt2(residual="sphere")) is None
+    assert plain.family_of(llama_34m(head_bias=True)) is None
+    assert plain.family_of(gpt2(attention_softcap=30.0)) is None
+    text = "\n".join(plain.obstacles(tiny(), "llama"))
+    assert "mlp is gelu, llama has swiglu" in text and "head_bias is True" in text
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"model_type": "mamba"}, "model_type is 'mamba'"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function is 'relu'"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "llama3", "factor": 8}}, "rope_type is 'llama3'"),
+        ({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2}}, "'linear'"),
+        ({"model_type": "llama", "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ],
+)
+def test_settings_that_would_compute_something_else_are_refused(values, words):
+    with pytest.raises(UserError, match=words):
+        plain.settings_values(values)
+
+
+def test_a_missing_tensor_is_named():
+    ours = build("llama")
+    tensors = plain.to_plain(ours.state_dict(), ours.config, "llama")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(UserError, match="model.layers.1.mlp.up_proj.weight"):
+        plain.from_plain(tensors, ours.config, "llama")
