@@ -242,29 +242,29 @@ class ManifoldMuon(torch.optim.Optimizer):
             return
         group["step"] += 1
         updates = self._momentum(group, [p for _, p in moving])
+        targets = [self.state[p].get("master", p) for _, p in moving]
+        chosen = parallel.owners([p.numel() * min(p.shape) for _, p in moving], parallel.world())
+        wholes = parallel.to_owners(targets, chosen)
         items = []
-        for (name, parameter), update in zip(moving, updates):
-            state = self.state[parameter]
-            W, U = parallel.whole(state.get("master", parameter)), parallel.whole(update)
+        for (name, p), W, U in zip(moving, wholes, parallel.to_owners(updates, chosen)):
             for number, (block, manifold) in enumerate(from_plain(group["manifolds"][name])):
-                items.append(_Item(parameter, W, block, manifold, block.take(W), block.take(U), f"dual.{number}"))
-        mine = parallel.owned([item.cost for item in items])
+                if W is None or U is None:
+                    # Another rank's: only an owner keeps duals, so that a checkpoint holds no stale ones.
+                    self.state[p].pop(f"dual.{number}", None)
+                else:
+                    items.append(_Item(p, W, block, manifold, block.take(W), block.take(U), f"dual.{number}"))
         batches: dict[tuple, list[_Item]] = {}
-        for number, (item, owned) in enumerate(zip(items, mine)):
-            if owned:
-                key = (item.manifold, item.W.shape, item.W.dtype, item.W.device, number if alone(item.W) else None)
-                batches.setdefault(key, []).append(item)
+        for number, item in enumerate(items):
+            key = (item.manifold, item.W.shape, item.W.dtype, item.W.device, number if alone(item.W) else None)
+            batches.setdefault(key, []).append(item)
         for (manifold, shape, *_), batch in batches.items():
             self._batch_step(group, manifold, shape, batch)
-        done: dict[Tensor, Tensor] = {}
-        for item, W in zip(items, parallel.exchange([item.W for item in items], [item.cost for item in items])):
-            item.block.put(item.full, W)
-            done[item.parameter] = item.full
-        for parameter, full in done.items():
-            state = self.state[parameter]
-            if "master" in state:
-                parallel.write(state["master"], full)
-            parallel.write(parameter, full)
+        for item in items:
+            item.block.put(item.full, item.W)
+        parallel.from_owners(targets, wholes, chosen)
+        for (_, p), target in zip(moving, targets):
+            if target is not p:
+                parallel.local(p).copy_(parallel.local(target))
 
     def _batch_step(
         self, group: dict[str, Any], manifold: Manifold, shape: tuple[int, ...], batch: list[_Item]
@@ -407,10 +407,6 @@ class _Item:
     ):
         self.parameter, self.full, self.block, self.manifold = parameter, full, block, manifold
         self.W, self.U, self.dual = W, U, dual
-
-    @property
-    def cost(self) -> int:
-        return self.W.numel() * min(self.W.shape)
 
 
 def alone(W_MN: Tensor) -> bool:
