@@ -5,12 +5,13 @@ Exit 0: done. Exit 2: something the user can mend, told in one message. Exit 130
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from gnomon.errors import UserError
 
@@ -31,9 +32,11 @@ def train(
     data: str | None = None,
     device: str | None = None,
     sink: Annotated[tuple[str, ...], arg(metavar="NAME")] = (),
+    dry_run: Annotated[bool, FlagCreatePairsOff] = False,
+    processes: int | None = None,
     set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE")] = (),
 ) -> None:
-    """Train a model, or continue a run that was stopped.
+    """Train a model, or continue a run that was stopped. On several processes: torchrun --nproc-per-node N -m gnomon train …
 
     Args:
         preset: tiny, gpt2-small, gpt2-medium, gpt2-large or llama-34m.
@@ -48,6 +51,8 @@ def train(
         data: "jargon", a token file, a folder of shards, a .txt file, or a mixture: "0.7*FOLDER + 0.3*FOLDER".
         device: auto, cpu, cuda or mps.
         sink: send metrics to these as well: tensorboard, wandb, trackio.
+        dry_run: tell what the run will take, memory, traffic and time, and stop.
+        processes: how many to tell it for; as many as torchrun started by default.
         set: any other setting of the recipe, e.g. --set model.width=256 optim.clip=null.
     """
     from gnomon.files import read_json
@@ -75,21 +80,38 @@ def train(
             raise UserError(f"--set takes KEY=VALUE, got {pair!r}")
         changes[key] = value
     recipe = replace(recipe, changes)
+    if processes is not None and not dry_run:
+        raise UserError(f"--processes is for --dry-run; to train: torchrun --nproc-per-node {processes} -m gnomon train …")
+    if dry_run:
+        from gnomon import report
+        from gnomon.train.estimate import estimate, table
+
+        count = processes or int(os.environ.get("WORLD_SIZE", 1))
+        if is_main():
+            report.show(table(estimate(recipe, count, here=count == 1)))
+        return
     optimizer = recipe.optim.assignment if recipe.optim.name == "manifold-muon" else recipe.optim.name
     folder = out or Path("runs") / f"{recipe.name}-{recipe.model.residual}-{optimizer}-seed{recipe.seed}"
 
     from gnomon.train import train as run
 
-    print(
+    tell = print if is_main() else lambda _: None
+    tell(
         f"{recipe.name}: {recipe.model.residual}, {optimizer}, lr {recipe.optim.lr:g}, {recipe.steps} steps -> {folder}"
     )
     record = run(recipe, folder, sinks=sink)
     if record["stopped"]:
-        print(f"stopped after step {record['step']}, saved; the same command continues")
+        tell(f"stopped after step {record['step']}, saved; the same command continues")
         raise KeyboardInterrupt
-    from gnomon import evaluate
+    if is_main():
+        from gnomon import evaluate
 
-    print(f"wrote {evaluate.report_of(folder)}")
+        print(f"wrote {evaluate.report_of(folder)}")
+
+
+def is_main() -> bool:
+    """Whether this process is the one that prints; torchrun numbers them."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def compare(runs: Positional[tuple[Path, ...]], /, out: Path = Path("runs/report.html")) -> None:

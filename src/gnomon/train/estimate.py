@@ -131,13 +131,15 @@ def table(found: dict[str, Any]) -> list[dict[str, str]]:
         row("parameters", quantity(found["parameters"]), f"{quantity(found['matrix_parameters'])} orthogonalised"),
         row("tokens", quantity(found["tokens"]), f"{found['tokens_per_step']:,} a step"),
         row("operations", f"{found['flops'] / 1e15:,.3g} PFLOP", f"{quantity(found['flops_per_step'], 'FLOP')} a step"),
-        row("optimizer", quantity(found["optimizer_flops"], "FLOP"), "a step of one process"),
     ]
+    if found["optimizer_flops"]:
+        rows.append(row("optimizer", quantity(found["optimizer_flops"], "FLOP"), "a step of one process"))
     rows += [row(f"memory: {name}", quantity(n, "B"), "of one process") for name, n in memory.items() if n]
     rows += [row(f"sent: {name}", quantity(n, "B"), "by one process, a step") for name, n in traffic.items() if n]
     rows.append(row("checkpoint", quantity(found["checkpoint"], "B"), "on disk"))
     for one in found["machines"]:
-        amount = f"{1e3 * one['step_seconds']:.3g} ms a step"
+        seconds = one["step_seconds"]
+        amount = f"{seconds:.3g} s a step" if seconds >= 1 else f"{1e3 * seconds:.3g} ms a step"
         fits = "" if one["fits"] else "; does not fit its memory"
         rows.append(row(one["machine"], amount, f"{duration(one['run_seconds'])} in all{fits}"))
     return rows
