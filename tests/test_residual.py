@@ -124,10 +124,18 @@ def test_compiled_equals_eager(name, options):
 @every
 def test_inductor_equals_eager_within_a_bf16_ulp(name, options):
     torch._dynamo.reset()
+    torch.manual_seed(0)
     module = build(name, options, dtype=torch.bfloat16)
     h, linear = stream(64, dtype=torch.bfloat16), nn.Linear(D, D).bfloat16()
     a, b = module(h, linear).float(), torch.compile(module, fullgraph=True)(h, linear).float()
-    assert ((a - b).abs() <= 2 ** torch.floor(torch.log2(a.abs().clamp_min(1e-6))) * 2**-7).all()
+    # An ulp of the largest number in the row: entries near zero are differences of large ones, and fused code rounds
+    # those less often than eager code does.
+    largest = torch.maximum(a.abs(), h.float().abs()).amax(-1, keepdim=True)
+    assert ((a - b).abs() <= largest * 2**-7).all()
+    exact = build(name, options)
+    exact.load_state_dict({key: value.double() for key, value in module.state_dict().items()})
+    truth = exact(h.double(), copy.deepcopy(linear).double())
+    assert (b - truth).norm() < 1.05 * (a - truth).norm()
 
 
 @every
