@@ -29,7 +29,8 @@ SURFACE = {
     "train": "config out steps seed lr residual p assignment data device sink dry-run processes set",
     "compare": "out",
     "generate": "prompt tokens temperature top-k seed device",
-    "eval": "data tokens device",
+    "eval": "data wikitext no-wikitext tokens tasks task-path fewshot limit json device",
+    "export": "verify no-verify",
     "data": "tokenizer field val-fraction shard-tokens limit workers",
     "inspect": "json html csv compare base top full no-full fold-norms no-fold-norms per-head no-per-head lag",
     "residuals": "",
@@ -65,8 +66,10 @@ def test_train_writes_a_run(run):
 def test_compare_eval_generate(run, tmp_path):
     done = gnomon("compare", run, "--out", tmp_path / "c.html")
     assert done.returncode == 0 and (tmp_path / "c.html").exists() and "max stream norm" in done.stdout, done.stderr
-    done = gnomon("eval", run, "--tokens", 64)
+    done = gnomon("eval", run, "--tokens", 64, "--json", tmp_path / "e.json")
     assert done.returncode == 0 and "perplexity" in done.stdout, done.stderr
+    (row,) = json.loads((tmp_path / "e.json").read_text())
+    assert row["tokens"] == 64
     done = gnomon("generate", run, "--prompt", "The", "--tokens", 5)
     assert done.returncode == 0 and done.stdout.startswith("The"), done.stderr
 
@@ -111,6 +114,10 @@ def test_lists(capsys):
         (["train", "--p", "2", "--residual", "pre-norm"], "no option 'p'"),
         (["train", "--config", "missing.json"], "missing.json"),
         (["eval", "nowhere"], "nowhere"),
+        (["eval", "nowhere", "--wikitext"], "--data wikitext-2"),
+        (["eval", "nowhere", "--fewshot", "5"], "go with --tasks"),
+        (["eval", "nowhere", "--tasks", "piqa", "--data", "x.bin"], "one at a time"),
+        (["eval", "nowhere", "--data", "wikitext2", "--wikitext"], "Did you mean 'wikitext-2'"),
         (["generate", "nowhere"], "nowhere"),
         (["compare", "nowhere"], "nowhere"),
         (["data", "nowhere.txt", "x"], "nowhere.txt"),

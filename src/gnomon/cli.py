@@ -156,18 +156,80 @@ def generate(
     print()
 
 
-def eval(run: Positional[Path], /, data: str | None = None, tokens: int = 1 << 20, device: str = "auto") -> None:
-    """Perplexity of a trained model.
+def export(run: Positional[Path], out: Positional[Path], /, verify: bool = False) -> None:
+    """Write a trained model as a Hugging Face folder: weights, tokenizer, model card.
+
+    Ordinary blocks become GPT-2 or Llama of transformers; others open after `import gnomon`, or with the code in the folder.
 
     Args:
         run: run folder or checkpoint folder.
-        data: token file, folder of shards or .txt file; None for the run's own validation slice.
-        tokens: how many tokens at most.
+        out: folder to make; it appears whole or not at all.
+        verify: reload it in a fresh process and compare logits and token ids.
+    """
+    from gnomon.export import export as run_export
+
+    made = run_export(run, out, verify=verify)
+    if made.family:
+        print(f"wrote {out}: {made.model}, opens in transformers, vLLM and llama.cpp without custom code")
+    else:
+        print(f"wrote {out}: {made.model}, opens after `import gnomon` or with trust_remote_code=True")
+        print(f"(no class of transformers has these blocks: {'; '.join(made.obstacles)})")
+    if verify:
+        print(made.verdict)
+
+
+def eval(
+    run: Positional[Path],
+    /,
+    data: str | None = None,
+    wikitext: bool = False,
+    tokens: int | None = None,
+    tasks: str | None = None,
+    task_path: Path | None = None,
+    fewshot: int | None = None,
+    limit: int | None = None,
+    json: Path | None = None,
+    device: str = "auto",
+) -> None:
+    """Perplexity of a trained model, or its scores on tasks of lm_eval.
+
+    Args:
+        run: run folder or checkpoint folder.
+        data: token file, folder of shards or .txt file; None for the run's own validation slice. Or wikitext-2 or
+            wikitext-103 (from the hub).
+        wikitext: data is a file in WikiText's form; gives the perplexity a word, as lm_eval's task wikitext does.
+        tokens: how many tokens at most; 1,048,576 if not given, of WikiText all.
+        tasks: names after commas, e.g. hellaswag,piqa; or zero-shot for the usual ones. Needs the extra "eval".
+        task_path: folder of further task files (.yaml); with local data they run offline.
+        fewshot: worked examples in each prompt; None for what each task says.
+        limit: documents a task at most.
+        json: write the rows here.
         device: auto, cpu, cuda or mps.
     """
     from gnomon import evaluate, report
+    from gnomon.data.wikitext import HUB_SETS
+    from gnomon.files import write_json
 
-    report.show([evaluate.perplexity(run, data, tokens=tokens, device=device)])
+    if tasks is not None:
+        if data is not None or wikitext or tokens is not None:
+            raise UserError("--tasks and --data are two evaluations: give one at a time (--limit shortens tasks)")
+        from gnomon import zeroshot
+
+        rows = zeroshot.evaluate_tasks(
+            run, tasks.split(","), task_path=task_path, fewshot=fewshot, limit=limit, device=device
+        )
+    elif task_path is not None or fewshot is not None or limit is not None:
+        raise UserError("--task-path, --fewshot and --limit go with --tasks; name some, e.g. --tasks hellaswag,piqa")
+    elif wikitext and data is None:
+        raise UserError("--wikitext says what --data is: give a file, or --data wikitext-2 for the one on the hub")
+    elif data is not None and (wikitext or data in HUB_SETS):
+        rows = evaluate.wikitext(run, data, tokens=tokens, device=device)
+    else:
+        rows = [evaluate.perplexity(run, data, tokens=tokens or 1 << 20, device=device)]
+    report.show(rows)
+    if json is not None:
+        write_json(json, rows)
+        print(f"wrote {json}")
 
 
 def data(
@@ -268,6 +330,7 @@ COMMANDS = {
     "compare": compare,
     "generate": generate,
     "eval": eval,
+    "export": export,
     "data": data,
     "inspect": inspect,
     "residuals": residuals,
