@@ -7,6 +7,7 @@ The prompts and metrics are lm_eval's; ours is the model. With `task_path` the t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def _rows(results: dict[str, Any]) -> list[dict[str, Any]]:
                     "documents": results["n-samples"].get(task, {}).get("effective"),
                     "metric": metric if filtered == "none" else f"{metric} ({filtered})",
                     "value": value,
-                    "stderr": stderr if isinstance(stderr, (int, float)) else None,
+                    "stderr": stderr if isinstance(stderr, (int, float)) and math.isfinite(stderr) else None,
                 }
             )
     return rows
