@@ -6,7 +6,6 @@ Legend: B batch, T tokens, V vocabulary.
 from __future__ import annotations
 
 import itertools
-import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,57 +179,6 @@ def perplexity(
         "perplexity": _exp(loss),
         "bits_per_token": loss / math.log(2),
     }
-
-
-def wikitext(path: str | Path, source: str, *, tokens: int | None = None, device: str = "auto") -> list[dict[str, Any]]:
-    """Perplexity on WikiText, article by article, so that it can be compared with other people's.
-
-    Each article is read from its beginning, after an end-of-text id, in windows of the model's context of which the last
-    one overlaps: the protocol of lm_eval's task `wikitext`, whose `word_perplexity` is that of the first row (where the
-    source is the raw form; a file with <unk> gives another number).
-
-    Args:
-        path: run folder or checkpoint.
-        source: a file in WikiText's form, or "wikitext-2" or "wikitext-103" (test) from the hub.
-        tokens: stop after the article in which this many (of the text as it is) are reached; None for all.
-
-    Returns:
-        Two rows, "detokenised" and "as it is" (with blanks around punctuation): articles, tokens, loss (nats a token),
-        perplexity (a token), word_perplexity, bits_per_byte; words and bytes are those of the text as it is.
-    """
-    from gnomon.data import wikitext as texts
-    from gnomon.scoring import loglikelihoods
-
-    articles = texts.articles(source)
-    model, tokenizer, _ = load(path, device)
-    if tokens is not None:
-        ends = itertools.accumulate(len(tokenizer.encode(article)) for article in articles)
-        articles = articles[: 1 + sum(end < tokens for end in ends)]
-    words, size = sum(map(texts.words, articles)), sum(len(article.encode()) for article in articles)
-    rows = []
-    for form, spell in (("detokenised", texts.detokenised), ("as it is", str)):
-        requests = [([tokenizer.end_of_text], tokenizer.encode(spell(article)).tolist()) for article in articles]
-        read = sum(len(ids) for _, ids in requests)
-        nats = -sum(score for score, _ in loglikelihoods(model, requests, f"{source}, {form}"))
-        rows.append(
-            {
-                "model": str(path),
-                "data": source,
-                "text": form,
-                "articles": len(articles),
-                "tokens": read,
-                "loss": nats / read,
-                "perplexity": _exp(nats / read),
-                "word_perplexity": _exp(nats / words),
-                "bits_per_byte": nats / size / math.log(2),
-            }
-        )
-    return rows
-
-
-def _exp(loss: float) -> float:
-    # A wild model has no finite perplexity; the number shown is then the largest.
-    return math.exp(min(loss, 700.0))
 
 
 def wikitext(path: str | Path, source: str, *, tokens: int | None = None, device: str = "auto") -> list[dict[str, Any]]:
