@@ -1,0 +1,86 @@
+"""Looking inside a trained model once: what each layer is worth, where gradients and attention go.
+
+Legend: B batch, T tokens, D channels, H heads, S tokens attended to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon import data, evaluate
+from gnomon.models.transformer import Transformer
+from gnomon.train.loop import open_data, to_device
+
+TOKENS = 4096
+
+
+def measure(folder: Path, device: str = "auto") -> dict[str, Any]:
+    """All of them for a run folder, on the first `TOKENS` of its validation data."""
+    model, _, recipe = evaluate.load(folder, device=device)
+    T = recipe.model.context
+    windows = data.slices(open_data(recipe)[1], context=T, count=max(TOKENS // T, 1))
+    x_BT, y_BT = to_device(windows, model.embed.weight.device)
+    return {
+        "worth": worth(model, x_BT, y_BT),
+        "gradient_norm": gradient_norms(model, x_BT, y_BT),
+        "sink": sinks(model, x_BT),
+        "sink_uniform": uniform_sink(T),
+    }
+
+
+@torch.no_grad()
+def worth(model: Transformer, x_BT: Tensor, y_BT: Tensor) -> list[float]:
+    """Loss without a block minus loss with it, one number a block: the curse of depth is when this falls to 0
+    (arXiv 2502.05795)."""
+    whole = model.loss(x_BT, y_BT).item()
+    found = []
+    for block in model.blocks:
+        handle = block.register_forward_hook(lambda _module, inputs, _output: inputs[0])
+        try:
+            found.append(model.loss(x_BT, y_BT).item() - whole)
+        finally:
+            handle.remove()
+    return found
+
+
+def gradient_norms(model: Transformer, x_BT: Tensor, y_BT: Tensor) -> list[float]:
+    """Frobenius norm of the loss's gradient by the matrices of each block."""
+    model.zero_grad(set_to_none=True)
+    model.loss(x_BT, y_BT).backward()
+    found = []
+    for block in model.blocks:
+        squares = [p.grad.square().sum() for p in block.parameters() if p.ndim >= 2 and p.grad is not None]
+        found.append(float(torch.stack(squares).sum().sqrt()))
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@torch.no_grad()
+def sinks(model: Transformer, x_BT: Tensor) -> list[float]:
+    """Share of attention that the second half of the tokens pays to the first token, mean over heads, one number a block.
+    `uniform_sink` is what equal attention to all would give."""
+    found: list[float] = []
+    half = x_BT.shape[1] // 2
+    for block in model.blocks:
+        attention = block.attention
+
+        def look(q: Tensor, k: Tensor, attention=attention) -> None:
+            share_BHTS = attention.logits(q, k).float().softmax(-1)
+            found.append(share_BHTS[..., half:, 0].mean().item())
+
+        attention.observer = look
+    try:
+        model(x_BT)
+    finally:
+        for block in model.blocks:
+            block.attention.observer = None
+    return found
+
+
+def uniform_sink(T: int) -> float:
+    """1 / (t + 1) averaged over the second half of T positions."""
+    return sum(1 / (t + 1) for t in range(T // 2, T)) / (T - T // 2)

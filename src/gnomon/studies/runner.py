@@ -1,0 +1,123 @@
+"""Runs a study: reuses what is done, continues what was killed, several runs at a time if asked.
+
+Workers are processes that import torch once and take run after run, each with its share of the cores, so that they do not
+fight for them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+
+from gnomon.errors import UserError
+from gnomon.files import read_json, write_json
+from gnomon.progress import Progress
+from gnomon.studies import work
+from gnomon.studies.study import Job, Outcome, Results, Study, plan, wanted
+
+
+def run(study: Study, folder: str | Path, jobs: int = 1) -> Results:
+    """Run everything the study wants and has not, in `folder`.
+
+    Args:
+        jobs: runs at a time; each gets an equal share of the cores.
+
+    Raises:
+        UserError: a run cannot be done as asked, or the folder holds runs of other settings.
+        KeyboardInterrupt: a signal came; running runs were saved, and the same call continues.
+    """
+    folder = Path(folder)
+    started = time.monotonic()
+    measured: dict[Job, Outcome] = {}
+    fresh: list[Outcome] = []
+    total = sum(_cost(job) for job in plan(study))
+    with Progress(study.name, total, "tok") as bar, _workers(jobs, folder) as pool:
+        running: dict[Future[Outcome], Job] = {}
+        while True:
+            for job in _todo(study, folder, measured, set(running.values())):
+                running[pool.submit(work.perform, job, folder)] = job
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                measured[job] = _result(future, job, running)
+                fresh.append(measured[job])
+                bar.advance(_cost(job), f"{job.variant}, lr {job.rate:g}, seed {job.seed}: {_say(measured[job])}")
+    _account(folder, time.monotonic() - started, sum(o.seconds for o in fresh), len(fresh), min(jobs, max(len(fresh), 1)))
+    return Results(study, measured)
+
+
+def _todo(study: Study, folder: Path, measured: dict[Job, Outcome], running: set[Job]) -> list[Job]:
+    """Runs that may start now; those found done are put into `measured`, which may bring up more."""
+    while True:
+        missing = [j for v in study.variants for j in wanted(study, v, measured) if j not in measured and j not in running]
+        found = {job: outcome for job in missing if (outcome := work.known(job, folder)) is not None}
+        measured.update(found)
+        if not found:
+            return missing
+
+
+def _cost(job: Job) -> float:
+    """Tokens (or images) of a run, for the progress line."""
+    return job.recipe.steps * job.recipe.tokens_per_step
+
+
+def _say(outcome: Outcome) -> str:
+    return f"{outcome.value:.4f}" if outcome.fate == "learned" else outcome.fate
+
+
+def _result(future: Future[Outcome], job: Job, others: dict[Future[Outcome], Job]) -> Outcome:
+    try:
+        return future.result()
+    except work.Stopped:
+        raise KeyboardInterrupt from None
+    except BrokenProcessPool as error:
+        for other in others:
+            other.cancel()
+        raise UserError(
+            f"the process of a run ended without a word, likely killed for memory ({job.variant}, lr {job.rate:g}, seed "
+            f"{job.seed}). Finished runs are kept; the same command goes on. Fewer --jobs need less memory."
+        ) from error
+
+
+def _account(folder: Path, wall: float, inside: float, runs: int, jobs: int) -> None:
+    """Add this session to `study.json`: wall time, time inside the runs, and the share of workers' time spent elsewhere."""
+    file = folder / "study.json"
+    before = read_json(file)["sessions"] if file.exists() else []
+    if runs:
+        share = max(1 - inside / (wall * jobs), 0.0)
+        session = {"wall_seconds": wall, "run_seconds": inside, "runs": runs, "jobs": jobs, "overhead": share}
+        write_json(file, {"sessions": [*before, session]})
+
+
+@contextmanager
+def _workers(jobs: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
+    if jobs < 1:
+        raise UserError(f"--jobs must be at least 1, got {jobs}")
+    folder.mkdir(parents=True, exist_ok=True)
+    threads = max((os.cpu_count() or 1) // jobs, 1)
+    # OpenMP reads its count when it is loaded, so a worker must be born with it.
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin, initargs=(threads, str(folder / "study.log")))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        os.environ.pop("OMP_NUM_THREADS")
+        if before is not None:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _begin(threads: int, log: str) -> None:
+    sys.stderr = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - it lives as long as the worker
+    import torch
+
+    torch.set_num_threads(threads)

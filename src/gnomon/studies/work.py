@@ -1,0 +1,100 @@
+"""One run of a study, from a job to `outcome.json` in its folder. A folder that has one is never run again."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gnomon.files import read_json, write_json
+from gnomon.studies.study import Job, Outcome
+from gnomon.studies.verdict import entropy, fate
+
+
+class Stopped(Exception):
+    """A signal ended the run after it was saved; the same study continues it."""
+
+
+def known(job: Job, study_folder: Path) -> Outcome | None:
+    """The outcome of a job that was done before; None when it was not, or was not finished.
+
+    Raises:
+        UserError: the folder holds a run of another recipe.
+    """
+    from gnomon.train.folder import open_run
+
+    folder = study_folder / job.folder
+    file = folder / "outcome.json"
+    if not file.exists():
+        return None
+    if hasattr(job.recipe, "model"):
+        open_run(folder, job.recipe)
+    found = read_json(file)
+    value = math.nan if found["value"] is None else found["value"]
+    return Outcome(found["fate"], value, found["seconds"], folder)
+
+
+def perform(job: Job, study_folder: Path) -> Outcome:
+    """Do the run, or continue it, and write what it came to.
+
+    Raises:
+        Stopped: a signal ended it early.
+        UserError: it cannot be done as asked.
+    """
+    from gnomon.train.recipe import Recipe
+
+    folder = study_folder / job.folder
+    if isinstance(job.recipe, Recipe):
+        found = _language_model(job, folder)
+    else:
+        from gnomon.studies import mnist
+
+        found = mnist.train(job.recipe, folder)
+    value = found["value"] if math.isfinite(found["value"]) else None
+    write_json(folder / "outcome.json", {**found, "value": value})
+    if job.tuning:
+        # What a tuning run leaves is a number and its curve.
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return Outcome(found["fate"], found["value"], found["seconds"], folder)
+
+
+def _language_model(job: Job, folder: Path) -> dict[str, Any]:
+    from gnomon import data
+    from gnomon.studies import mechanism
+    from gnomon.train.folder import read_metrics
+    from gnomon.train.loop import open_data, train
+    from gnomon.train.postmortem import NonFinite
+
+    finite = True
+    try:
+        if train(job.recipe, folder)["stopped"]:
+            raise Stopped
+    except NonFinite:
+        finite = False
+    records = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
+    losses = [math.nan if r["val_loss"] is None else r["val_loss"] for r in records if "val_loss" in r]
+    counts = data.frequencies(open_data(job.recipe)[0], job.recipe.model.vocab_size)
+    unigram = entropy([int(count) for count in counts])
+    found = fate(losses, unigram, finite=finite)
+    if finite and not job.tuning:
+        write_json(folder / "mechanism.json", mechanism.measure(folder))
+    return {
+        "fate": found,
+        "value": losses[-1] if losses and finite else math.nan,
+        "seconds": records[-1]["seconds"] if records else 0.0,
+        "unigram": unigram,
+    }
+
+
+def curve(outcome: Outcome) -> list[dict[str, Any]]:
+    """The metric records of a finished run; [] where there are none."""
+    file = outcome.folder / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def mechanism_of(outcome: Outcome) -> dict[str, Any]:
+    """What was measured on the trained model; {} where nothing was."""
+    file = outcome.folder / "mechanism.json"
+    return read_json(file) if file.exists() else {}
