@@ -1,0 +1,97 @@
+"""Several gloo processes for tests: one start of the processes runs many cases, since the start is what takes time."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from gnomon import data
+from gnomon.models import Transformer
+from gnomon.optim import parallel
+from gnomon.train import loop, optimizer, preset, replace
+from gnomon.train.parallel import ALONE, Ranks, grad_norm, spread
+
+SMALL = {
+    "model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 16, "data.batch": 8, "steps": 6,
+    "schedule.name": "constant", "schedule.warmup": 2, "compute.device": "cpu",
+    "watch.eval_every": 3, "watch.probe_every": 3, "watch.save_every": 2, "watch.eval_tokens": 176,
+    "watch.probe_tokens": 32, "watch.keep": 3,
+}  # fmt: skip
+
+
+def recipe(residual="pre-norm", assignment="adamw", **changes):
+    return replace(preset("tiny", residual, assignment), SMALL | changes)
+
+
+def steps(settings, ranks: Ranks = ALONE, *, count=4, double=False, ragged=False):
+    """A few steps as the loop takes them; returns what they end with, whole: losses, norms, weights and momenta.
+
+    Ragged: the first rows of the global batch, all of them the first process's, have no targets after the third.
+    """
+    torch.manual_seed(settings.seed)
+    model = Transformer(settings.model)
+    if double:
+        model.double()
+    loss_fn = spread(model, settings, ranks)
+    optim = optimizer.build(model, settings.optim)
+    tokens, _ = loop.open_data(settings)
+    cast = loop.autocast(settings.compute, torch.device("cpu"))
+    micro = settings.data.batch // settings.data.accumulate // ranks.world
+    losses = []
+    for step in range(count):
+        x, y = (
+            torch.from_numpy(part)
+            for part in data.batch(
+                tokens, seed=settings.seed, step=step, batch=settings.data.batch, context=settings.model.context,
+                rank=ranks.rank, world=ranks.world,
+            )
+        )  # fmt: skip
+        if ragged and ranks.main:
+            y = y.clone()
+            y[:2, 3:] = data.NO_TARGET
+        optim.zero_grad(set_to_none=True)
+        share = loop.backward(loss_fn, model, x.split(micro), y.split(micro), cast, ranks)
+        norm = grad_norm(model)
+        losses.append(ranks.agree(share, norm, False)[:2])
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), settings.optim.clip, norm)
+        optim.step()
+    named = dict(model.named_parameters())
+    momenta = {f"{n}.{k}": v for n, p in named.items() for k, v in optim.state[p].items() if v.shape == p.shape}
+    end = {name: parallel.whole(value).detach().clone() for name, value in (named | momenta).items()}
+    violations = optim.measure().get("feasibility", {}) if hasattr(optim, "measure") else {}
+    return {"losses": losses, "end": end, "feasibility": violations}
+
+
+def spawn(world: int, work, *arguments) -> list:
+    """What `work(rank, world, *arguments)` returns on each of `world` processes; they share a barrier as `work.barrier`."""
+    context = multiprocessing.get_context("spawn")
+    folder = arguments[0]
+    barrier = context.Barrier(world)
+    mp.start_processes(_enter, (world, work, barrier, arguments), nprocs=world, start_method="spawn")
+    return [torch.load(Path(folder) / f"answer.{rank}", weights_only=False) for rank in range(world)]
+
+
+def _enter(rank, world, work, barrier, arguments):
+    torch.set_num_threads(1)
+    answer = work(rank, world, barrier, *arguments)
+    torch.save(answer, Path(arguments[0]) / f"answer.{rank}")
+
+
+class Group:
+    """The first `world` of the processes as a process group, while open."""
+
+    def __init__(self, rank: int, world: int, store: Path):
+        self.rank, self.world, self.store = rank, world, store
+
+    def __enter__(self):
+        if self.rank < self.world and self.world > 1:
+            dist.init_process_group("gloo", init_method=f"file://{self.store}", rank=self.rank, world_size=self.world)
+        return self.rank < self.world
+
+    def __exit__(self, *_):
+        if dist.is_initialized():
+            dist.destroy_process_group()
