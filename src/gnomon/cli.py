@@ -30,6 +30,7 @@ def train(
     p: float | None = None,
     assignment: str | None = None,
     data: str | None = None,
+    init: str | None = None,
     device: str | None = None,
     sink: Annotated[tuple[str, ...], arg(metavar="NAME")] = (),
     dry_run: Annotated[bool, FlagCreatePairsOff] = False,
@@ -49,6 +50,8 @@ def train(
         p: retraction of the sphere residual; 1 projection, 2 Cayley, inf exponential map.
         assignment: adamw, muon, or what holds attention and MLP matrices: none, stiefel, dgram, hetero, hetero-inv.
         data: "jargon", a token file, a folder of shards, a .txt file, or a mixture: "0.7*FOLDER + 0.3*FOLDER".
+        init: start from a checkpoint: a Hugging Face GPT-2 or Llama, a run, an export. It sets the model's shape and
+            tokenizer.
         device: auto, cpu, cuda or mps.
         sink: send metrics to these as well: tensorboard, wandb, trackio.
         dry_run: tell what the run will take, memory, traffic and time, and stop.
@@ -79,6 +82,10 @@ def train(
         if not equals:
             raise UserError(f"--set takes KEY=VALUE, got {pair!r}")
         changes[key] = value
+    if init is not None:
+        from gnomon.train.start import start_from
+
+        recipe = start_from(recipe, init, residual, changes.get("data.tokenizer"))
     recipe = replace(recipe, changes)
     if processes is not None and not dry_run:
         raise UserError(f"--processes is for --dry-run; to train: torchrun --nproc-per-node {processes} -m gnomon train …")

@@ -23,7 +23,7 @@ from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
 from gnomon.optim import clip_logits
 from gnomon.progress import Progress
-from gnomon.train import checkpoint, optimizer, postmortem, schedule
+from gnomon.train import checkpoint, optimizer, postmortem, schedule, start
 from gnomon.train.folder import Metrics, open_run, write_environment
 from gnomon.train.parallel import ALONE, LossFn, Ranks, grad_norm, held, launched, spread
 from gnomon.train.probes import probe, probe_weights
@@ -53,7 +53,8 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str], ranks: Ranks, dev
     train_tokens, val_tokens = open_data(recipe)
     torch.manual_seed(recipe.seed)
     model = Transformer(recipe.model).to(device)
-    if recipe.model.head_bias:
+    adopted = start.begin(model, recipe.init) if recipe.init and not checkpoint.list_checkpoints(folder) else None
+    if recipe.model.head_bias and recipe.init is None:
         counts = data.frequencies(train_tokens, recipe.model.vocab_size)
         model.start_at_frequencies(torch.from_numpy(counts).to(device))
     loss_fn = spread(model, recipe, ranks)
@@ -61,6 +62,8 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str], ranks: Ranks, dev
 
     # All mistakes above are told before anything is written.
     ranks.first(lambda: open_run(folder, recipe))
+    if adopted is not None and ranks.main:
+        start.tell(folder, adopted, getattr(optim, "placed", []))
     tracker = Tracker(model, recipe.watch.track_every) if recipe.watch.track_every else None
     progress = checkpoint.resume(folder, model, optim, tracker, ranks) or {"step": 0, "tokens": 0, "seconds": 0.0}
     if ranks.main:

@@ -167,12 +167,15 @@ class Recipe:
         steps: optimizer steps.
         model: see `TransformerConfig`.
         seed: of the init and of the order of batches.
+        init: a checkpoint to start from instead of the seed's weights: a Hugging Face GPT-2 or Llama, or one of gnomon's own,
+            by folder, file or hub id.
     """
 
     name: str
     steps: int
     model: TransformerConfig
     seed: int = 0
+    init: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

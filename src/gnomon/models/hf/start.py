@@ -17,6 +17,8 @@ from gnomon.models.transformer import Transformer
 
 _READERS = {"attention": ("query", "key", "value", "qkv"), "mlp": ("gate", "up")}
 _TOKENS = ("embed.weight", "head.weight", "head_bias")
+_SHAPE = ("layers", "width", "heads", "n_kv_heads", "d_head", "mlp", "d_mlp", "positions")
+_LEAVE = "Leave the model's shape to --init; only the context may be shorter and the vocabulary larger."
 
 
 def settings_of(source: str) -> dict[str, Any]:
@@ -28,7 +30,11 @@ def settings_of(source: str) -> dict[str, Any]:
     Raises:
         UserError: nothing readable there, or a model that gnomon's blocks cannot be.
     """
-    values = open_checkpoint(source).config
+    return _settings(open_checkpoint(source))
+
+
+def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    values = checkpoint.config
     if values.get("model_type") == "gnomon":
         return {f.name: values[f.name] for f in dataclasses.fields(TransformerConfig) if f.name in values}
     return plain.settings_values(values)
@@ -47,23 +53,28 @@ def adopt(model: Transformer, source: str) -> dict[str, Any]:
         `dropped` (no place for them) and `fresh` (not in the checkpoint).
 
     Raises:
-        UserError: the checkpoint's tensors have other shapes.
+        UserError: the checkpoint's model has another shape.
     """
     checkpoint = open_checkpoint(source)
+    given = TransformerConfig(**_settings(checkpoint))
+    for name in _SHAPE:
+        # Some, as the number of heads, would not show in any tensor.
+        if getattr(given, name) != getattr(model.config, name):
+            theirs, ours = getattr(given, name), getattr(model.config, name)
+            raise UserError(f"{source}: {name} is {theirs}, the model's is {ours}. {_LEAVE}")
     tensors = _ours(checkpoint, model.config)
     own = dict(model.named_parameters())
     folded = _fold(tensors, own)
     for name in own.keys() & tensors.keys():
-        target, given = own[name], tensors[name]
+        target, tensor = own[name], tensors[name]
         if name == "positions.weight":
-            given = given[: len(target)]
-        rows = len(given) if name in _TOKENS else len(target)
-        if given.shape[1:] != target.shape[1:] or len(given) != rows or rows > len(target):
+            tensor = tensor[: len(target)]
+        rows = len(tensor) if name in _TOKENS else len(target)
+        if tensor.shape[1:] != target.shape[1:] or len(tensor) != rows or rows > len(target):
             raise UserError(
-                f"{source}: {name} has shape {tuple(given.shape)}, the model's is {tuple(target.shape)}. Leave the model's "
-                "shape to --init; only the context may be shorter and the vocabulary larger."
+                f"{source}: {name} has shape {tuple(tensor.shape)}, the model's is {tuple(target.shape)}. {_LEAVE}"
             )
-        target[:rows].copy_(given)
+        target[:rows].copy_(tensor)
     return {
         "source": source,
         "model_type": checkpoint.config.get("model_type"),
