@@ -331,7 +331,7 @@ def test_weight_decay_means_what_it_says(manifold):
 
 def test_spectral_cap():
     W, optimizer = single(gnomon.Euclidean(), lr=0.5, spectral_cap=1.0)
-    for step in range(5):
+    for _ in range(5):
         W.grad = gradient((24, 8), 0)
         optimizer.step()
     assert torch.linalg.matrix_norm(W.detach(), 2) < 1.03

@@ -243,7 +243,9 @@ class ManifoldMuon(torch.optim.Optimizer):
         group["step"] += 1
         updates = self._momentum(group, [p for _, p in moving])
         targets = [self.state[p].get("master", p) for _, p in moving]
-        chosen = parallel.owners([p.numel() * min(p.shape) for _, p in moving], parallel.world())
+        # Over all that can move, so that an owner stays one when another matrix has no gradient for once.
+        costs = [p.numel() * min(p.shape) * p.requires_grad for p in group["params"]]
+        chosen = [rank for rank, alive in zip(parallel.owners(costs, parallel.world()), live) if alive]
         wholes = parallel.to_owners(targets, chosen)
         items = []
         for (name, p), W, U in zip(moving, wholes, parallel.to_owners(updates, chosen)):

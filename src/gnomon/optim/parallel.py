@@ -199,5 +199,5 @@ def _broadcast(
     for owned, sizes, buffer, work in under_way:
         cast(dist.Work, work).wait()
         for i, values in zip(owned, buffer.split(sizes)):
-            if chosen[i] != rank() or isinstance(targets[i], DTensor):
-                write(targets[i], values.view(targets[i].shape))
+            own = full[i] if chosen[i] == rank() else None
+            write(targets[i], values.view(targets[i].shape) if own is None else own)
