@@ -106,8 +106,8 @@ def _zolotarev(lower: float, poles: int) -> tuple[float, tuple[tuple[float, floa
     shifts, zeros = nodes[0::2], nodes[1::2]
     terms = []
     for j, shift in enumerate(shifts):
-        weight = -math.prod(shift - z for z in zeros)
-        weight /= math.prod(shift - other for i, other in enumerate(shifts) if i != j)
+        weight = -math.prod([shift - z for z in zeros])
+        weight /= math.prod([shift - other for i, other in enumerate(shifts) if i != j])
         terms.append((weight, shift))
 
     def value(x: float) -> float:

@@ -41,7 +41,7 @@ def polar(
                 [0.7, 1.2], so it makes a direction and never a retraction.
             `polar-express`: five minimax quintics (arXiv 2505.16932) unless `steps` says otherwise.
             `gram`: X (X^T X)^(-1/2) twice (a restart, as in Dao-AILab's Gram Newton-Schulz): the iteration runs on the
-                Gram matrix of the shorter side. Within 1e-5 (1e-12) of 1 for singular values above 1e-3 of the largest.
+                Gram matrix of the shorter side. Within 1e-5 (1e-12) of 1 for singular values above 2e-3 |X^T X|_F^(1/2).
         steps: iterations of `newton-schulz` and `polar-express`; the others know their own.
         dtype: precision of those two methods' products; default bfloat16 (float64 for float64).
 
@@ -141,7 +141,8 @@ def inverse_sqrt(
 
 
 def sqrt(H_NN: Tensor, lower: float = 5e-3, tolerance: float = 0.05, *, method: str | None = None) -> Tensor:
-    """An upper estimate of H^(1/2): at most `tolerance` relative plus `lower` |H|_F^(1/2) above it; same methods."""
+    """An upper estimate of H^(1/2): at most tolerance / (1 - tolerance) relative plus `lower` |H|_F^(1/2) above it (0 gives
+    lower I); same methods."""
     method = check_name("square root", method or _best(H_NN), ("zolotarev", "newton-schulz"))
     H, scale = _bounded(H_NN, None)
     rational = method == "zolotarev"
@@ -152,7 +153,8 @@ def sqrt(H_NN: Tensor, lower: float = 5e-3, tolerance: float = 0.05, *, method: 
 def spectral_norm(X_MN: Tensor, steps: int = 6) -> Tensor:
     """Largest singular value by power iteration from eight fixed vectors, (..., 1, 1).
 
-    A lower bound, within about 2% for random matrices after six steps; no random numbers, no host synchronisation.
+    A lower bound; for random matrices after six steps within 5% (2% in the median), after 24 within 1.2%. No random numbers, no
+    host synchronisation.
     """
     columns = torch.arange(1, X_MN.size(-1) + 1, device=X_MN.device, dtype=X_MN.dtype)
     rows = torch.arange(1, 9, device=X_MN.device, dtype=X_MN.dtype)[:, None]
@@ -203,12 +205,14 @@ def accumulate_(
 ) -> Tensor:
     """C += scale A @ B in place, the product computed in `dtype`. C may be A."""
     work = A.dtype
+    fused = dtype in (None, work) and C is not A and C.ndim == B.ndim <= 3
+    # Not add_(A @ B, alpha=scale): torch's compiler forgets alpha when it fuses the sum with the product (2.13).
     A, B, turned = _row_major(A.to(dtype or work), B.to(dtype or work))
     target = C.mT if turned else C
-    if dtype in (None, work) and C is not A and target.ndim <= 3:
+    if fused:
         (target.addmm_ if target.ndim == 2 else target.baddbmm_)(A, B, alpha=scale)
     else:
-        target.add_(A @ B, alpha=scale)
+        target.add_((A @ B).mul_(scale))
     return C
 
 
@@ -291,29 +295,9 @@ def _zolotarev_sqrt(H_NN: Tensor, lower: float, tolerance: float) -> Tensor:
 
 
 def _shifted_inverse(H_NN: Tensor, shift: float) -> Tensor:
-    return _inverse(add_identity(H_NN.clone(), shift))
-
-
-def _inverse(A_NN: Tensor) -> Tensor:
-    """Inverse of a positive definite matrix by halves, through the Schur complement of the first.
-
-    LAPACK's own is 25% slower on one core, and on several busy cores up to a hundred times: it meets at a barrier for
-    every panel, a matrix product only once.
-    """
-    half = A_NN.size(-1) // 2
-    if half < 64:
-        return torch.cholesky_inverse(torch.linalg.cholesky_ex(A_NN).L)
-    B = A_NN[..., :half, half:]
-    P = _inverse(A_NN[..., :half, :half])
-    X = P @ B
-    S = _inverse(A_NN[..., half:, half:] - B.mT @ X)
-    Y = X @ S
-    inverse_NN = torch.empty_like(A_NN)
-    inverse_NN[..., :half, :half] = P + Y @ X.mT
-    inverse_NN[..., :half, half:] = -Y
-    inverse_NN[..., half:, :half] = -Y.mT
-    inverse_NN[..., half:, half:] = S
-    return inverse_NN
+    """(H + shift)^-1 by Cholesky. Inverting by halves through a Schur complement would save a few per cent on one core, but
+    it is not backward stable: on a gradient of low rank it missed by 1e7."""
+    return torch.cholesky_inverse(torch.linalg.cholesky_ex(add_identity(H_NN.clone(), shift)).L)
 
 
 def _newton_schulz(H_NN: Tensor, lower: float, tolerance: float) -> Tensor:
