@@ -87,10 +87,28 @@ def test_a_failing_sink_is_told_once_and_stops_nothing(tmp_path, fakes, call, mo
 def test_unknown_and_missing_sinks_are_told_before_anything_is_written(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="Did you mean 'wandb'"):
         train(RECIPE, tmp_path / "run", sinks=["wandbb"])
-    monkeypatch.setitem(SINKS, "no_such_package_here", SINKS["wandb"])
+    monkeypatch.setattr(SINKS["wandb"], "package", "no_such_package_here")
     with pytest.raises(UserError, match="pip install no_such_package_here"):
-        train(RECIPE, tmp_path / "run", sinks=["no_such_package_here"])
+        train(RECIPE, tmp_path / "run", sinks=["wandb"])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_sink_of_ones_own(tmp_path, monkeypatch):
+    steps = []
+
+    class Mine:
+        def __init__(self, folder, recipe, step):
+            steps.append((folder.name, recipe.steps, step))
+
+        def write(self, record):
+            steps.append(record["step"])
+
+        def close(self):
+            steps.append("closed")
+
+    monkeypatch.setitem(SINKS, "mine", Mine)
+    train(RECIPE, tmp_path / "run", sinks=["mine"])
+    assert steps == [("run", 6, 0), 1, 2, 3, 4, 5, 6, "closed"]
 
 
 def test_scalars_are_the_finite_numbers_by_path():

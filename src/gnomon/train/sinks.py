@@ -80,9 +80,9 @@ class Sinks:
 def check_sinks(names: Sequence[str]) -> None:
     """UserError where a name is unknown or its package is not installed."""
     for name in names:
-        check_name("sink", name, SINKS)
-        if not importlib.util.find_spec(name):
-            raise UserError(f"the sink {name!r} needs a package that is not installed: pip install {name}")
+        package = getattr(SINKS[check_name("sink", name, SINKS)], "package", None)
+        if package is not None and not importlib.util.find_spec(package):
+            raise UserError(f"the sink {name!r} needs a package that is not installed: pip install {package}")
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -102,6 +102,8 @@ def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 class TensorBoard:
     """Event files in `FOLDER/tensorboard`; look with `tensorboard --logdir runs`."""
 
+    package = "tensorboard"
+
     def __init__(self, folder: Path, recipe: Recipe, step: int):
         from torch.utils.tensorboard import SummaryWriter
 
@@ -117,6 +119,8 @@ class TensorBoard:
 
 class Wandb:
     """A run of the project "gnomon"; its own environment variables (WANDB_PROJECT, WANDB_MODE=offline …) hold."""
+
+    package = "wandb"
 
     def __init__(self, folder: Path, recipe: Recipe, step: int):
         import wandb
@@ -144,6 +148,8 @@ class Wandb:
 class Trackio:
     """A run of the project "gnomon" (or TRACKIO_PROJECT); look with `trackio show`."""
 
+    package = "trackio"
+
     def __init__(self, folder: Path, recipe: Recipe, step: int):
         import trackio
 
@@ -161,6 +167,7 @@ def _project(variable: str) -> str:
     return os.environ.get(variable, "gnomon")
 
 
+# A sink of your own is a line here: made with (run folder, recipe, step), after which the run goes on.
 SINKS: dict[str, Callable[[Path, Recipe, int], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
