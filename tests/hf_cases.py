@@ -11,8 +11,11 @@ from gnomon.models import Transformer, TransformerConfig
 
 SMALL = dict(vocab_size=257, context=32, layers=2, heads=4, width=32, init_std=0.2)
 
-GPT2 = dict(positions="learned", norm="layer", mlp="gelu", bias=True, tied=True)
-LLAMA = dict(positions="rope", norm="rms", mlp="swiglu", bias=False, tied=False, kv_heads=2)
+# Epsilon and base are nobody's default, so that one not handed on would show.
+GPT2 = dict(positions="learned", norm="layer", mlp="gelu", bias=True, tied=True, norm_eps=3e-3)
+LLAMA = dict(
+    positions="rope", norm="rms", mlp="swiglu", bias=False, tied=False, kv_heads=2, norm_eps=3e-3, rope_base=300.0
+)
 
 PLAIN = {
     "gpt2": GPT2,
