@@ -1,8 +1,8 @@
 """Checkpoints of several processes, through torch.distributed.checkpoint: each writes its pieces, all at once.
 
 checkpoints/step-00000300/   as in `gnomon.train.checkpoint`, but
-    shards/*.safetensors     `model/<name>`, `optimizer/<entry>/<name>`, `tracker/<kind>/<name>`; each file says where in the
-                             whole tensors its pieces lie
+    shards/*.safetensors     `model/<name>`, `optimizer/<entry>/<name>`, `scalar/<entry>/<name>`, `tracker/<kind>/<name>`; each
+                             file says where in the whole tensors its pieces lie
     model.safetensors        the weights put together, for all who only read
 
 Written in the background, a checkpoint costs the training a copy of the state in memory. The first process puts the folder
@@ -23,9 +23,11 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from gnomon.continuity import Tracker
+from gnomon.errors import UserError
 from gnomon.files import atomic_folder
 from gnomon.models.config import TransformerConfig
 from gnomon.train import checkpoint
@@ -64,23 +66,35 @@ class Saver:
             return path
         tensors, rest = checkpoint.split_state(optimizer.state_dict())
         state = {f"model/{name}": x for name, x in model.state_dict().items()}
-        state |= {f"optimizer/{key}": _boxed(x) for key, x in tensors.items()}
+        # safetensors gives no slices of tensors without dimensions, so these are stored with one.
+        state |= {f"optimizer/{key}" if x.ndim else f"scalar/{key}": x if x.ndim else x[None] for key, x in tensors.items()}
         if tracker is not None:
             state |= {f"tracker/{key}": x for key, x in checkpoint.flat_tracker(tracker).items()}
         writer = _Writer(path, keep, model.config, {**progress, "optimizer": rest})
-        if self._in_background:
-            self._pending = dcp.async_save(  # type: ignore[assignment]
-                state, storage_writer=writer, process_group=self._group, async_stager=self._stager
-            )
-        else:
-            dcp.save(state, storage_writer=writer, process_group=self._group)
+        self._pending = dcp.async_save(  # type: ignore[assignment]
+            state, storage_writer=writer, process_group=self._group, async_stager=self._stager
+        )
+        if not self._in_background:
+            self.wait()
         return path
 
     def wait(self) -> None:
-        """Until the checkpoint under way is whole."""
+        """Until the checkpoint under way is whole.
+
+        Raises:
+            UserError: a process could not write; the checkpoints before are as they were.
+        """
         pending, self._pending = self._pending, None
-        if pending is not None:
+        if pending is None:
+            return
+        try:
             pending.result()
+        except CheckpointException as error:
+            causes = {rank: cause for rank, (cause, _) in error.failures.items()}
+            told = "; ".join(f"process {rank}: {cause}" for rank, cause in causes.items())
+            if not all(isinstance(cause, OSError) for cause in causes.values()):
+                raise RuntimeError(f"the checkpoint could not be written ({told})") from error
+            raise UserError(f"the checkpoint could not be written ({told}); those before it are whole") from error
 
     def close(self) -> None:
         try:
@@ -114,7 +128,8 @@ def read(
     """Weights, optimizer state and what the tracker remembered: each process the shares that its own layout asks for."""
     shards, parameters = path / "shards", dict(model.named_parameters())
     weights = _load(shards, "model/", parameters, ranks)
-    state = {key: _unboxed(key, x) for key, x in _load(shards, "optimizer/", parameters, ranks).items()}
+    state = _load(shards, "optimizer/", parameters, ranks)
+    state |= {key: x[0] for key, x in _load(shards, "scalar/", {}, ranks).items()}
     return weights, state, _load(shards, "tracker/", {}, ranks) if tracker is not None else {}
 
 
@@ -132,12 +147,3 @@ def _load(shards: Path, prefix: str, parameters: dict[str, nn.Parameter], ranks:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(targets, storage_reader=reader, no_dist=ranks.world == 1)
     return {name.removeprefix(prefix): x.detach() for name, x in targets.items()}
-
-
-def _boxed(x: Tensor) -> Tensor:
-    """safetensors gives no slices of tensors without dimensions."""
-    return x.reshape(1) if x.ndim == 0 else x
-
-
-def _unboxed(key: str, x: Tensor) -> Tensor:
-    return x.reshape(()) if key.startswith("step/") else x
