@@ -77,11 +77,7 @@ def train(
     changes: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     if config and assignment:
         raise UserError("--assignment chooses the preset's optimizer; with --config use --set optim.name=… instead")
-    for pair in set:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UserError(f"--set takes KEY=VALUE, got {pair!r}")
-        changes[key] = value
+    changes |= _pairs(set)
     if init is not None:
         from gnomon.train.start import start_from
 
@@ -318,6 +314,48 @@ def inspect(
             print(f"wrote {write(path)}")
 
 
+def study(
+    name: Positional[str],
+    /,
+    scale: str = "tiny",
+    seeds: int | None = None,
+    jobs: int = 1,
+    data: str | None = None,
+    variants: tuple[str, ...] = (),
+    out: Path | None = None,
+    dry_run: bool = False,
+    set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE")] = (),
+) -> None:
+    """Re-run a paper as a grid of runs, with tuned baselines, several seeds and a verdict; the same command continues.
+
+    Args:
+        name: residuals, manifolds, continuity or recipe.
+        scale: tiny (half an hour on two cores), small (hours on a laptop or one GPU) or paper.
+        seeds: compared seeds; the tuning seed comes on top.
+        jobs: runs at a time; each gets an equal share of the cores.
+        data: training tokens of the language models; embedded text by default at scale tiny.
+        variants: only these, and the baselines they need.
+        out: study folder; runs/study-NAME-SCALE by default.
+        dry_run: print runs, parameters, tokens, operations, memory and expected time, and stop.
+        set: any other setting of the language models' recipes, e.g. --set steps=20 model.width=64.
+    """
+    from gnomon import report, studies
+
+    found = studies.load(name, scale, seeds=seeds, data=data, variants=variants, changes=_pairs(set))
+    if dry_run:
+        from gnomon.studies import dry
+
+        report.show(studies.dry_run(found), dry.COLUMNS, formats=dry.FORMATS)
+        return
+    results, path = studies.run(found, out or Path("runs") / f"study-{name}-{scale}", jobs)
+    from gnomon.studies import page
+
+    report.show(page.table(results), page.COLUMNS, formats=page.FORMATS)
+    if claims := results.claims():
+        report.show(claims, page.CLAIMS)
+    print(f"wrote {path}, results.csv and results.md")
+
+
 def residuals() -> None:
     """List the ways a sublayer can join the residual stream."""
     from gnomon import report, residual
@@ -332,6 +370,13 @@ def doctor() -> None:
     report.show(doctor.findings())
 
 
+def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise UserError(f"--set takes KEY=VALUE, got {pair!r}")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
 COMMANDS = {
     "train": train,
     "compare": compare,
@@ -340,6 +385,7 @@ COMMANDS = {
     "export": export,
     "data": data,
     "inspect": inspect,
+    "study": study,
     "residuals": residuals,
     "doctor": doctor,
 }

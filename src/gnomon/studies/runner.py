@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -121,3 +122,11 @@ def _begin(threads: int, log: str) -> None:
     import torch
 
     torch.set_num_threads(threads)
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+
+
+def _follow(parent: int) -> None:
+    """End with the study: a worker whose parent was killed would train on, unseen, and hold the cores. Runs survive it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

@@ -1,0 +1,148 @@
+"""`gnomon study residuals`: how sublayers join the stream (arXiv 2608.02668, 2601.22095), over depth and learning rate.
+
+Four groups of variants. "twelve layers": every residual, tuned over a wide grid, so that the sensitivity to the rate is seen as
+well. "decay and cap": what the sphere's options are worth. "depth": the main ones at 6, 24 and 48 layers. "no head bias": why
+the sphere can stop at the entropy of single tokens, and what else cures it (docs/log.md, 2026-11-29).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gnomon.studies.study import Claim, Results, Study, Variant
+from gnomon.studies.words import NOT, REPRODUCED, UNTESTABLE, beats
+from gnomon.train import Recipe, preset, replace
+
+RESIDUALS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Pre-LN": ("pre-norm", {}),
+    "Post-LN": ("post-norm", {}),
+    "Pre-DyT": ("pre-dyt", {}),
+    "Peri-LN": ("peri-norm", {}),
+    "Keel": ("keel", {}),
+    "DeepNorm": ("deepnorm", {}),
+    "LayerNorm scaling": ("layernorm-scaling", {}),
+    "GeoNorm": ("geonorm", {}),
+    "sphere p=0.5": ("sphere", {"p": 0.5}),
+    "sphere p=1": ("sphere", {"p": 1.0}),
+    "sphere p=2": ("sphere", {"p": 2.0}),
+    "sphere p=4": ("sphere", {"p": 4.0}),
+    "sphere p=inf": ("sphere", {"p": math.inf}),
+}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "l counts blocks": {"count": "block"},
+    "no decay": {"decay": "none"},
+    "harmonic decay": {"decay": "harmonic"},
+    "cap 0.5": {"cap": 0.5},
+}
+
+DEEP = ("Pre-LN", "Post-LN", "Keel", "sphere p=1")
+
+# Narrow, because depth and the number of runs are what this study is about; 1/sqrt(64) is the init.
+TINY: dict[str, Any] = {
+    "steps": 200, "model.width": 64, "model.heads": 2, "model.context": 64, "model.layers": 12, "model.init_std": 0.125,
+    "schedule.warmup": 20, "data.batch": 8, "watch.eval_every": 40, "watch.eval_tokens": 16384, "watch.save_every": 0,
+}  # fmt: skip
+
+SMALL: dict[str, Any] = {
+    "steps": 3000, "model.layers": 24, "model.width": 256, "model.heads": 4, "model.context": 256, "data.batch": 16,
+    "model.init_std": 0.0625, "model.head_bias": True, "schedule.warmup": 150, "compute.compile": False,
+    "watch.eval_every": 250, "watch.eval_tokens": 131072, "watch.probe_every": 250, "watch.save_every": 250,
+}  # fmt: skip
+
+
+def study(scale: str, changes: dict[str, Any]) -> Study:
+    """The grid at a scale; the groups of options, depth and head bias are run at "tiny" only."""
+    wide = {"tiny": (1e-3, 2e-3, 4e-3, 8e-3), "small": (1e-3, 2e-3, 4e-3), "paper": (6e-4,)}[scale]
+    short = wide[1:] if scale == "tiny" else wide
+    base = _base(scale)
+
+    def variant(name: str, like: str, group: str, rates: tuple[float, ...], baseline: str | None, **settings: Any) -> Variant:
+        residual, options = RESIDUALS[like]
+        options = options | settings.pop("options", {})
+        plain = {key.replace("__", "."): value for key, value in settings.items()}
+        chosen = replace(base, {"model.residual": residual, **plain, **changes})
+        chosen = replace(chosen, {f"model.residual_options.{key}": value for key, value in options.items()})
+        return Variant(name, chosen, rates, baseline, group)
+
+    variants = [
+        variant(name, name, "twelve layers" if scale == "tiny" else "", wide, None if name == "Pre-LN" else "Pre-LN")
+        for name in RESIDUALS
+    ]
+    if scale == "tiny":
+        variants += [
+            variant(f"p=1, {name}", "sphere p=1", "decay and cap", short, "sphere p=1", options=options)
+            for name, options in OPTIONS.items()
+        ]
+        for layers in (6, 24, 48):
+            variants += [
+                variant(f"{name}, {layers} layers", name, f"{layers} layers", short,
+                        None if name == "Pre-LN" else f"Pre-LN, {layers} layers", model__layers=layers)
+                for name in DEEP
+            ]  # fmt: skip
+        bare: dict[str, Any] = {"model__head_bias": False}
+        variants += [
+            variant("Pre-LN, no head bias", "Pre-LN", "no head bias", short, None, **bare),
+            variant("p=1, no head bias", "sphere p=1", "no head bias", short, "Pre-LN, no head bias", **bare),
+            variant("p=1, no head bias, cap 0.3", "sphere p=1", "no head bias", short, "p=1, no head bias",
+                    options={"cap": 0.3}, **bare),
+            variant("p=1, no head bias, hetero", "sphere p=1", "no head bias", (0.02, 0.04, 0.08), "p=1, no head bias",
+                    optim__name="manifold-muon", optim__assignment="hetero", optim__adamw_lr=4e-3, **bare),
+        ]  # fmt: skip
+    return Study(
+        name="residuals",
+        title="How sublayers join the stream: thirteen residuals over learning rate and depth",
+        scale=scale,
+        variants=tuple(variants),
+        claims=CLAIMS if scale == "tiny" else CLAIMS[:4],
+        widen=1,
+        minutes=30 if scale == "tiny" else None,
+    )
+
+
+def _base(scale: str) -> Recipe:
+    if scale == "tiny":
+        return replace(preset("tiny"), TINY)
+    medium = preset("gpt2-medium")
+    return replace(medium, SMALL) if scale == "small" else medium
+
+
+def _converges(results: Results) -> tuple[str, str]:
+    spheres = [v.name for v in results.study.variants if v.name.startswith(("sphere", "p=1"))]
+    bad = {name: results.fates(name, "diverged") + results.fates(name, "stalled") for name in spheres}
+    failed = {name: count for name, count in bad.items() if count}
+    said = "; ".join(f"{name}: {count} of {len(results.compared(name))} stalled or diverged" for name, count in failed.items())
+    return said or f"all {len(spheres)} variants learned on every compared seed", NOT if failed else REPRODUCED
+
+
+def _best_p(results: Results) -> tuple[str, str]:
+    names = [name for name in RESIDUALS if name.startswith("sphere") and name in results]
+    order = sorted(names, key=results.mean)
+    said = ", ".join(f"{name.removeprefix('sphere ')} {results.mean(name):.4f}" for name in order)
+    first = order[0] == "sphere p=1"
+    found = results.against("sphere p=1", order[1] if first else order[0])
+    if found.word == "no difference seen":
+        return f"{said}; first two not told apart ({found.mean:+.4f})", NOT
+    return said, REPRODUCED if first else NOT
+
+
+def _others_fail(results: Results) -> tuple[str, str]:
+    deep = [v.name for v in results.study.variants if "48 layers" in v.name]
+    if not deep:
+        return "48 layers not run", UNTESTABLE
+    failed = [f"{n} ({results.fates(n, 'diverged')} diverged, {results.fates(n, 'stalled')} stalled)" for n in deep
+              if results.fates(n, "diverged") + results.fates(n, "stalled")]  # fmt: skip
+    return ("failed at 48 layers: " + ", ".join(failed)) if failed else "all learned at 48 layers", REPRODUCED if failed else NOT
+
+
+CLAIMS = (
+    Claim("1-SpheretNorm beats Peri-LN", "perplexity 16.81 < 19.09 (24 layers)", lambda r: beats(r, "sphere p=1", "Peri-LN")),
+    Claim("1-SpheretNorm beats GeoNorm", "best p is 1", lambda r: beats(r, "sphere p=1", "GeoNorm")),
+    Claim("p = 1 is the best of the family", "p = 1", _best_p),
+    Claim("GeoNorm beats Pre-LN", "1.8792 < 1.9032 (Arxiv, 125M)", lambda r: beats(r, "GeoNorm", "Pre-LN")),
+    Claim("1-SpheretNorm beats Pre-LN at 48 layers", "Pre-LN diverged (OpenWebText, medium)",
+          lambda r: beats(r, "sphere p=1, 48 layers", "Pre-LN, 48 layers")),
+    Claim("deep baselines stall or diverge", "Pre-LN and Keel diverged", _others_fail),
+    Claim("every SpheretNorm converges", "always", _converges),
+)  # fmt: skip
