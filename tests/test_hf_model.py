@@ -173,6 +173,14 @@ def test_a_checkpoint_of_a_run_is_a_folder_of_transformers(tmp_path):
     assert not report["missing_keys"] and torch.equal(back(tokens()).logits, ours(tokens()))
 
 
+def test_manifolds_are_assigned_through_the_wrapper():
+    from gnomon import assign
+
+    for name in ("gpt2-sphere", "biased"):
+        through = {entry.part.name: entry.manifold for entry in assign(wrapped(name), "hetero")}
+        assert through == {f"model.{entry.part.name}": entry.manifold for entry in assign(build(name), "hetero")}
+
+
 def test_every_file_of_the_code_stands_alone():
     import ast
 
