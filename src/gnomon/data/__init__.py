@@ -11,6 +11,7 @@ from __future__ import annotations
 from gnomon.data.batches import NO_TARGET, batch, chunks_per_epoch, frequencies, slices
 from gnomon.data.corpus import CITATION, jargon
 from gnomon.data.mixture import Mixture, mix
+from gnomon.data.mnist import mnist
 from gnomon.data.opening import open_tokens, split, train_val
 from gnomon.data.prepare import prepare
 from gnomon.data.tokenizers import Tokenizer, tokenizer, train_bpe
@@ -29,6 +30,7 @@ __all__ = [
     "frequencies",
     "jargon",
     "mix",
+    "mnist",
     "open_tokens",
     "prepare",
     "slices",

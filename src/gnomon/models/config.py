@@ -7,6 +7,8 @@ from typing import Any
 
 from gnomon.errors import UserError, check_name
 
+ACTIVATIONS = ("relu", "gelu", "silu", "none", "radial")
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -24,6 +26,8 @@ class TransformerConfig:
         positions: "learned" (GPT-2) or "rope" (Llama, rotate-half layout, base `rope_base`).
         norm: "rms", "layer" or "layer-no-bias", for the residuals that have a norm.
         mlp: "gelu" (tanh form, as GPT-2) or "swiglu".
+        activation: replaces the nonlinearity of the MLP (of its gate, for "swiglu"): "relu", "gelu", "silu", "none" or
+            "radial"; None for the one `mlp` names. For studies of what nonlinearities do (arXiv 2605.04971).
         bias: biases on the linear layers.
         qkv: "split" into three matrices, or "fused" into one (rows query, key, value).
         tied: the head shares the embedding matrix.
@@ -53,6 +57,7 @@ class TransformerConfig:
     rope_base: float = 10000.0
     norm: str = "layer"
     mlp: str = "gelu"
+    activation: str | None = None
     bias: bool = True
     qkv: str = "split"
     tied: bool = True
@@ -70,6 +75,7 @@ class TransformerConfig:
         check_name("positions", self.positions, ("learned", "rope"))
         check_name("norm", self.norm, ("rms", "layer", "layer-no-bias"))
         check_name("mlp", self.mlp, ("gelu", "swiglu"))
+        check_name("activation", self.activation or "relu", ACTIVATIONS)
         check_name("qkv", self.qkv, ("split", "fused"))
         check_name("stream", self.stream, ("float32", "compute"))
         for name in ("vocab_size", "context", "layers", "heads", "width"):

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnomon.errors import UserError, check_name
-
-ACTIVATIONS = ("relu", "gelu", "silu", "none", "radial")
+from gnomon.models.config import ACTIVATIONS
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,7 @@ class MLPBlock(nn.Module):
 
 
 def activate(name: str, x: Tensor) -> Tensor:
+    """One of `ACTIVATIONS` by name."""
     if name == "none":
         return x
     if name == "radial":

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gnomon import residual
 from gnomon.errors import UserError
 from gnomon.models.config import TransformerConfig
+from gnomon.models.mlp import activate
 
 
 class Cache:
@@ -234,14 +235,16 @@ class MLP(nn.Module):
 
     def __init__(self, c: TransformerConfig):
         super().__init__()
+        self.activation = c.activation
         self.gate = nn.Linear(c.width, c.d_mlp, bias=c.bias) if c.mlp == "swiglu" else None
         self.up = nn.Linear(c.width, c.d_mlp, bias=c.bias)
         self.down = nn.Linear(c.d_mlp, c.width, bias=c.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            return self.down(F.gelu(self.up(x), approximate="tanh"))
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+            up = self.up(x)
+            return self.down(activate(self.activation, up) if self.activation else F.gelu(up, approximate="tanh"))
+        return self.down(activate(self.activation or "silu", self.gate(x)) * self.up(x))
 
 
 def rope_table(place_T: Tensor, d_head: int, base: float) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.studies.study import Job, Outcome
 from gnomon.studies.verdict import entropy, fate
@@ -24,13 +25,16 @@ def known(job: Job, study_folder: Path) -> Outcome | None:
         UserError: the folder holds a run of another recipe.
     """
     from gnomon.train.folder import open_run
+    from gnomon.train.recipe import Recipe
 
     folder = study_folder / job.folder
     file = folder / "outcome.json"
     if not file.exists():
         return None
-    if hasattr(job.recipe, "model"):
+    if isinstance(job.recipe, Recipe):
         open_run(folder, job.recipe)
+    elif read_json(folder / "recipe.json") != job.recipe.to_dict():
+        raise UserError(f"{folder} holds a run of another recipe than this study's; give another --out")
     found = read_json(file)
     value = math.nan if found["value"] is None else found["value"]
     return Outcome(found["fate"], value, found["seconds"], folder)
