@@ -287,7 +287,8 @@ def inspect(
     per_head: bool = False,
     lag: int = 1,
 ) -> None:
-    """Tell how the leading singular directions of a checkpoint run through its depth.
+    """Tell how the leading singular directions of a checkpoint run through its depth. Large ones on several processes:
+    torchrun --nproc-per-node N -m gnomon inspect …
 
     Args:
         checkpoint: a folder or file (safetensors, .bin, .pt, GGUF), a run folder, a LoRA folder, or a hub id.
@@ -306,8 +307,10 @@ def inspect(
 
     report = run(
         checkpoint, top, full=full, fold_norms=fold_norms, per_head=per_head, lag=lag, compare=compare, base=base,
-        progress=True,
+        progress=is_main(), together=True,
     )  # fmt: skip
+    if not is_main():
+        return
     report.show()
     for path, write in ((json, report.to_json), (html, report.to_html), (csv, report.to_csv)):
         if path is not None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gnomon import anatomy as anatomies
 from gnomon.anatomy import Anatomy, Pair, Part
-from gnomon.continuity import depth, flags, heads, metrics, serial, sharing
+from gnomon.continuity import depth, flags, heads, metrics, processes, serial, sharing
 from gnomon.continuity.checkpoint import Checkpoint
-from gnomon.continuity.measure import How, Measured, measure, plan, units, wanted
+from gnomon.continuity.measure import How, Measured, Unit, measure, plan, units, wanted
 from gnomon.continuity.report import Report
 from gnomon.continuity.weights import open_checkpoint
 from gnomon.errors import UserError
@@ -34,6 +35,7 @@ def inspect(
     config: Mapping[str, Any] | None = None,
     keep: float = 0.7,
     progress: bool = False,
+    together: bool = False,
 ) -> Report:
     """Measure how the leading singular directions of a model run through its depth.
 
@@ -51,6 +53,8 @@ def inspect(
         config: used instead of config.json.
         keep: share of parameters kept in the sharing comparison (full tier).
         progress: show progress with an ETA on stderr.
+        together: share the work with the other processes torchrun started, all of which must make this call; each returns
+            the same report.
 
     Returns:
         a `Report`. A model without pairs gives an empty one that says why; a matrix that cannot be measured
@@ -80,16 +84,30 @@ def inspect(
         "keep": keep if full else None,
     }
     workers, threads = plan(reads, full, torch.get_num_threads())
-    with torch.no_grad(), _torch_threads(threads), Progress("inspecting", total, "B") as bar:
-        for unit, results in measure(checkpoint, anatomy, reads, work.how, workers, threads):
+    with torch.no_grad(), _torch_threads(threads), processes.joined() if together else contextlib.nullcontext():
+        several = together and dist.is_initialized() and dist.get_world_size() > 1
+        ours = processes.mine(reads) if several else reads
+        found = _shown(measure(checkpoint, anatomy, ours, work.how, workers, threads), ours, progress)
+        for _, results in processes.gathered(reads, found) if several else found:
             work.take(results)
+        first = not several or dist.get_rank() == 0
+        report = work.report(checkpoint, anatomy, settings, total, time.monotonic() - started) if first else None
+        report = processes.from_first(report) if several else report
+        if compare is not None:
+            same = {"full": full, "fold_norms": fold_norms, "per_head": per_head, "lag": lag, "config": config}
+            other = inspect(compare, k, **same, keep=keep, progress=progress, together=together)
+            report = replace(report, other=other)
+    return report
+
+
+def _shown(
+    found: Iterator[tuple[Unit, list[Measured]]], reads: Sequence[Unit], progress: bool
+) -> Iterator[tuple[Unit, list[Measured]]]:
+    with Progress("inspecting", sum(unit.nbytes for unit in reads), "B") as bar:
+        for unit, results in found:
+            yield unit, results
             if progress:
                 bar.advance(unit.nbytes, note=unit.name)
-        report = work.report(checkpoint, anatomy, settings, total, time.monotonic() - started)
-    if compare is not None:
-        same = {"full": full, "fold_norms": fold_norms, "per_head": per_head, "lag": lag, "config": config}
-        report = replace(report, other=inspect(compare, k, **same, keep=keep, progress=progress))
-    return report
 
 
 def _anatomy(source: Any, checkpoint: Checkpoint, config: Mapping[str, Any] | None) -> Anatomy:
