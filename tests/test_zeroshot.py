@@ -14,7 +14,7 @@ from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
 from gnomon.scoring import complete, loglikelihoods, windows
 from gnomon.train import preset, replace, train
-from gnomon.zeroshot import evaluate_tasks, harness_model
+from gnomon.zeroshot import ZERO_SHOT, _find, evaluate_tasks, harness_model
 
 CHOICES = [
     ("A hacker who works at night is", ["tired in the morning.", "a fish.", "made of cheese and of wood."], 0),
@@ -222,9 +222,17 @@ def test_a_run_gets_rows_for_tasks_by_name_and_pattern(run, tasks):
 
 
 def test_mistakes_are_told(run, tasks, monkeypatch):
-    pytest.importorskip("lm_eval")
-    with pytest.raises(UserError, match="unknown task 'hellaswagg'. Did you mean 'hellaswag'"):
-        evaluate_tasks(run, ["hellaswagg"])
+    their_tasks = pytest.importorskip("lm_eval.tasks")
+
+    class Few(their_tasks.TaskManager):
+        """Reading lm_eval's own task files takes seconds."""
+
+        def __init__(self, include_path=None, include_defaults=True):
+            super().__init__(include_path=include_path, include_defaults=False)
+
+    monkeypatch.setattr(their_tasks, "TaskManager", Few)
+    with pytest.raises(UserError, match="unknown task 'choice_here'. Did you mean 'choices_here'"):
+        evaluate_tasks(run, ["choice_here"], task_path=tasks)
     with pytest.raises(UserError, match="no folder"):
         evaluate_tasks(run, ["piqa"], task_path=tasks / "nowhere")
     (tasks / "choices.jsonl").rename(tasks / "away.jsonl")
@@ -233,3 +241,11 @@ def test_mistakes_are_told(run, tasks, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
     with pytest.raises(UserError, match=r'pip install "gnomon\[eval\]"'):
         evaluate_tasks(run, ["piqa"])
+
+
+@pytest.mark.slow
+def test_lm_eval_knows_the_zero_shot_set(tasks):
+    pytest.importorskip("lm_eval")
+    assert _find(["zero-shot", "choices_here"], tasks)[1] == [*ZERO_SHOT, "choices_here"]
+    with pytest.raises(UserError, match="unknown task 'hellaswagg'. Did you mean 'hellaswag"):
+        _find(["hellaswagg"], None)
