@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -126,3 +128,23 @@ def test_what_cannot_be_mixed_is_explained(tmp_path):
     write(tmp_path / "b.bin", "x y z")
     with pytest.raises(UserError, match="cannot be mixed"):
         open_tokens(f"1*{tmp_path}/g.bin + 1*{tmp_path}/b.bin")
+
+
+def test_a_run_on_a_mixture_keeps_it_in_its_recipe_and_goes_on_as_if_never_stopped(tmp_path):
+    from gnomon.train import preset, replace, train
+    from gnomon.train.folder import load_recipe, read_metrics
+
+    write(tmp_path / "a.bin", "the quick brown fox " * 99)
+    write(tmp_path / "b.bin", "jumps over the lazy dog " * 99)
+    recipe = replace(
+        preset("tiny"),
+        {"model.layers": 1, "model.width": 16, "model.heads": 2, "model.context": 16, "data.batch": 4, "steps": 4,
+         "data.train": f"0.7*{tmp_path}/a.bin + 0.3*{tmp_path}/b.bin", "watch.eval_tokens": 64,
+         "watch.probe_tokens": 32, "watch.save_every": 2, "compute.device": "cpu"},
+    )  # fmt: skip
+    train(recipe, tmp_path / "run")
+    assert load_recipe(tmp_path / "run") == recipe
+    losses = [record["loss"] for record in read_metrics(tmp_path / "run")]
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000004")
+    train(recipe, tmp_path / "run")
+    assert [record["loss"] for record in read_metrics(tmp_path / "run")] == losses
