@@ -13,6 +13,7 @@ from torch import nn
 from gnomon.anatomy import Anatomy
 from gnomon.errors import UserError
 from gnomon.geometry.manifolds import Stiefel
+from gnomon.optim.parallel import whole, write
 from gnomon.optim.rules import Assignment
 
 
@@ -59,14 +60,13 @@ def clip_logits(
             continue
         for role in ("query", "key"):
             for part in parts.select(role, layer):
-                weight = parameters[part.name].detach()
+                weight = whole(parameters[part.name])
                 part.block.put(weight, part.block.take(weight) * factor)
+                write(parameters[part.name], weight)
                 bias, rows = parameters.get(part.name.removesuffix("weight") + "bias"), part.block.rows
                 if bias is not None:
-                    share = (
-                        bias.detach()
-                        if rows is None
-                        else bias.detach().view(-1, rows.period)[:, rows.start : rows.stop]
-                    )
+                    values = whole(bias)
+                    share = values if rows is None else values.view(-1, rows.period)[:, rows.start : rows.stop]
                     share.mul_(factor)
+                    write(bias, values)
     return factors

@@ -37,8 +37,9 @@ def stop(
         recent: the last metric records.
         ranks: the processes; all look at their own rows, one writes.
     """
-    seen = ranks.all(first_bad(model, batch))
-    first = next((found for found in seen if found is not None), NOWHERE)
+    # What went bad in one process is in everybody's gradients by now, so the earliest kind of finding counts.
+    seen = [found for found in ranks.all(first_bad(model, batch)) if found is not None]
+    first = min(seen, key=lambda found: KINDS.index(found.split("'")[0].strip()), default=NOWHERE)
     cause = likely_cause(first, recent)
     path = folder / "postmortem.json"
     if ranks.main:
@@ -49,6 +50,7 @@ def stop(
     )
 
 
+KINDS = ("the weight", "the output of", "the loss", "the gradient of")
 NOWHERE = "no tensor of the replayed batch (another micro-batch, or a sum that overflowed)"
 
 
