@@ -105,7 +105,7 @@ def test_sets_of_the_hub_are_joined_as_the_file_is(run, monkeypatch):
 
     def load_dataset(*arguments, **settings):
         asked.append((arguments, settings))
-        return [{"text": line + "\n" if line.strip() else ""} for line in TEXT[:-1].split("\n")]
+        return {"text": [line + "\n" if line.strip() else "" for line in TEXT[:-1].split("\n")]}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert "".join(wikitext.articles("wikitext-103")) == "".join(wikitext.split_articles(TEXT))

@@ -113,7 +113,7 @@ def harness_model(model: Transformer, tokenizer: Any) -> Any:
             for number, request in enumerate(requests):
                 groups.setdefault(repr(request.args[1]), []).append(number)
             for numbers in groups.values():
-                settings = normalize_gen_kwargs(dict(requests[numbers[0]].args[1]))
+                settings = dict(normalize_gen_kwargs(dict(requests[numbers[0]].args[1])))
                 prompts = [self.tok_encode(requests[n].args[0]) or [self.prefix_token_id] for n in numbers]
                 answers |= zip(numbers, _answers(model, tokenizer, prompts, settings))
             return [answers[number] for number in range(len(requests))]

@@ -47,7 +47,11 @@ def open_tokens(source: Source | Sequence[Source], *, tokenizer: str | Tokenizer
     if not isinstance(source, str | os.PathLike):
         return _from_files([Path(item) for item in source], tokenizer)
     if parts := _mixed(source):
-        return mix([open_tokens(part, tokenizer=tokenizer) for _, part in parts], [weight for weight, _ in parts])
+        return mix([_open_one(part, tokenizer) for _, part in parts], [weight for weight, _ in parts])
+    return _open_one(source, tokenizer)
+
+
+def _open_one(source: Source, tokenizer: str | Tokenizer | None) -> Tokens:
     if source == "jargon":
         return _from_text(jargon(), "jargon", tokenizer)
     path = Path(source)

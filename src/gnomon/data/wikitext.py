@@ -104,4 +104,4 @@ def _from_hub(name: str, split: str) -> str:
             f"reading {name} from the hub failed: {type(error).__name__}: {error}. Without a network, give a file."
         ) from error
     # A row is a line; empty lines come without the blank and the line break that they have in the file.
-    return "".join(row["text"] or " \n" for row in rows)
+    return "".join(text or " \n" for text in rows["text"])

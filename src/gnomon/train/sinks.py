@@ -123,7 +123,7 @@ class Wandb:
     package = "wandb"
 
     def __init__(self, folder: Path, recipe: Recipe, step: int):
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         # The id is kept beside the run: a resumed run continues its curves, and a namesake elsewhere has its own.
         id_file = folder / "wandb-id"
@@ -151,7 +151,7 @@ class Trackio:
     package = "trackio"
 
     def __init__(self, folder: Path, recipe: Recipe, step: int):
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports]
 
         self._module = trackio
         trackio.init(project=_project("TRACKIO_PROJECT"), name=folder.name, config=to_dict(recipe), resume="allow")
