@@ -33,6 +33,7 @@ SURFACE = {
     "export": "verify no-verify",
     "data": "tokenizer field val-fraction shard-tokens limit workers",
     "inspect": "json html csv compare base top full no-full fold-norms no-fold-norms per-head no-per-head lag",
+    "study": "scale seeds jobs processes data variants out dry-run no-dry-run set",
     "residuals": "",
     "doctor": "",
 }
@@ -46,7 +47,7 @@ def test_surface_is_frozen(command, capsys):
         cli.main([command, "--help"])
     assert done.value.code == 0
     flags = set(re.findall(r"--([a-z][a-z-]*)", capsys.readouterr().out.split("options")[1])) - {"help"}
-    assert flags - {"set"} | ({"set"} if command == "train" else set()) == set(SURFACE[command].split())
+    assert flags - {"set"} | ({"set"} if command in ("train", "study") else set()) == set(SURFACE[command].split())
 
 
 @pytest.fixture(scope="module")

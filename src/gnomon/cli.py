@@ -323,6 +323,7 @@ def study(
     scale: str = "tiny",
     seeds: int | None = None,
     jobs: int = 1,
+    processes: int = 1,
     data: str | None = None,
     variants: tuple[str, ...] = (),
     out: Path | None = None,
@@ -336,6 +337,7 @@ def study(
         scale: tiny (half an hour on two cores), small (hours on a laptop or one GPU) or paper.
         seeds: compared seeds; the tuning seed comes on top.
         jobs: runs at a time; each gets an equal share of the cores.
+        processes: of each language model's run, one a device, started by torchrun; also what --dry-run counts with.
         data: training tokens of the language models; embedded text by default at scale tiny.
         variants: only these, and the baselines they need.
         out: study folder; runs/study-NAME-SCALE by default.
@@ -348,9 +350,9 @@ def study(
     if dry_run:
         from gnomon.studies import dry
 
-        report.show(studies.dry_run(found), dry.COLUMNS, formats=dry.FORMATS)
+        report.show(studies.dry_run(found, processes), dry.COLUMNS, formats=dry.FORMATS)
         return
-    results, path = studies.run(found, out or Path("runs") / f"study-{name}-{scale}", jobs)
+    results, path = studies.run(found, out or Path("runs") / f"study-{name}-{scale}", jobs, processes)
     from gnomon.studies import page
 
     report.show(page.table(results), page.COLUMNS, formats=page.FORMATS)

@@ -59,7 +59,7 @@ def load(
     return study
 
 
-def run(study: Study, folder: str | Path, jobs: int = 1) -> tuple[Results, Path]:
+def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> tuple[Results, Path]:
     """Run what is missing and write the report; returns the results and the page.
 
     Raises:
@@ -67,7 +67,7 @@ def run(study: Study, folder: str | Path, jobs: int = 1) -> tuple[Results, Path]
     """
     from gnomon.studies import page, runner
 
-    results = runner.run(study, folder, jobs)
+    results = runner.run(study, folder, jobs, processes)
     module = importlib.import_module(f"gnomon.studies.{study.name}")
     return results, page.write(results, folder, getattr(module, "figures", None))
 

@@ -49,7 +49,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     variants = [on(name) for name in PLAIN]
     variants += [on(name, f"{name}, init x 0.1", init_scale=0.1) for name in SMALL_INIT]
     variants += [
-        on("Res+ReLU", "Res+ReLU, beta2 = 0", "adam-beta2=0", 1e-4),
+        on("Res+ReLU", "Res+ReLU, sign descent", "sign", 1e-4),
         on("Res+ReLU", "Res+ReLU, SGD", "sgd", 1e-2),
     ]
     llama = _llama(scale)

@@ -18,7 +18,7 @@ from gnomon.errors import check_name
 from gnomon.files import write_json
 from gnomon.models.mlp import MLPConfig
 
-OPTIMIZERS = ("adam", "adam-beta2=0", "sgd")
+OPTIMIZERS = ("adam", "sign", "sgd")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class MLPRecipe:
     Args:
         model: see `MLPConfig`.
         steps: optimizer steps of `batch` images.
-        optimizer: "adam" (betas 0.9, 0.999), "adam-beta2=0" (the sign of the momentum, nearly) or "sgd" (momentum 0.9).
+        optimizer: "adam" (betas 0.9, 0.999); "sign", which is Adam with beta1 = beta2 = 0 (with beta2 = 0 alone the momentum is
+            divided by the size of one gradient, and dead units make that diverge); or "sgd" (momentum 0.9).
         data: as `gnomon.data.mnist`.
         track_every: steps between two measurements.
     """
@@ -141,5 +142,5 @@ def _optimizer(model: Any, recipe: MLPRecipe) -> Any:
 
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=0.9)
-    betas = (0.9, 0.999) if recipe.optimizer == "adam" else (0.9, 0.0)
+    betas = (0.9, 0.999) if recipe.optimizer == "adam" else (0.0, 0.0)
     return torch.optim.Adam(model.parameters(), lr=recipe.lr, betas=betas, fused=True)

@@ -24,11 +24,12 @@ from gnomon.studies import work
 from gnomon.studies.study import Job, Outcome, Results, Study, plan, wanted
 
 
-def run(study: Study, folder: str | Path, jobs: int = 1) -> Results:
+def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> Results:
     """Run everything the study wants and has not, in `folder`.
 
     Args:
         jobs: runs at a time; each gets an equal share of the cores.
+        processes: of each language model's run, one a device, by torchrun.
 
     Raises:
         UserError: a run cannot be done as asked, or the folder holds runs of other settings.
@@ -43,7 +44,7 @@ def run(study: Study, folder: str | Path, jobs: int = 1) -> Results:
         running: dict[Future[Outcome], Job] = {}
         while True:
             for job in _todo(study, folder, measured, set(running.values())):
-                running[pool.submit(work.perform, job, folder)] = job
+                running[pool.submit(work.perform, job, folder, processes)] = job
             if not running:
                 break
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,11 @@ def known(job: Job, study_folder: Path) -> Outcome | None:
     return Outcome(found["fate"], value, found["seconds"], folder)
 
 
-def perform(job: Job, study_folder: Path) -> Outcome:
+def perform(job: Job, study_folder: Path, processes: int = 1) -> Outcome:
     """Do the run, or continue it, and write what it came to.
+
+    Args:
+        processes: language models are trained by so many processes, one a device, started by torchrun.
 
     Raises:
         Stopped: a signal ended it early.
@@ -51,7 +56,7 @@ def perform(job: Job, study_folder: Path) -> Outcome:
 
     folder = study_folder / job.folder
     if isinstance(job.recipe, Recipe):
-        found = _language_model(job, folder)
+        found = _language_model(job, folder, processes)
     else:
         from gnomon.studies import mnist
 
@@ -64,19 +69,13 @@ def perform(job: Job, study_folder: Path) -> Outcome:
     return Outcome(found["fate"], found["value"], found["seconds"], folder)
 
 
-def _language_model(job: Job, folder: Path) -> dict[str, Any]:
+def _language_model(job: Job, folder: Path, processes: int) -> dict[str, Any]:
     from gnomon import data
     from gnomon.studies import mechanism
     from gnomon.train.folder import read_metrics
-    from gnomon.train.loop import open_data, train
-    from gnomon.train.postmortem import NonFinite
+    from gnomon.train.loop import open_data
 
-    finite = True
-    try:
-        if train(job.recipe, folder)["stopped"]:
-            raise Stopped
-    except NonFinite:
-        finite = False
+    finite = _train(job, folder) if processes == 1 else _launch(job, folder, processes)
     records = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
     losses = [math.nan if r["val_loss"] is None else r["val_loss"] for r in records if "val_loss" in r]
     counts = data.frequencies(open_data(job.recipe)[0], job.recipe.model.vocab_size)
@@ -90,6 +89,35 @@ def _language_model(job: Job, folder: Path) -> dict[str, Any]:
         "seconds": records[-1]["seconds"] if records else 0.0,
         "unigram": unigram,
     }
+
+
+def _train(job: Job, folder: Path) -> bool:
+    """Train here; returns whether every number stayed finite."""
+    from gnomon.train.loop import train
+    from gnomon.train.postmortem import NonFinite
+
+    try:
+        if train(job.recipe, folder)["stopped"]:
+            raise Stopped
+    except NonFinite:
+        return False
+    return True
+
+
+def _launch(job: Job, folder: Path, processes: int) -> bool:
+    """Train in several processes; returns whether every number stayed finite."""
+    from gnomon.train.folder import open_run
+
+    open_run(folder, job.recipe)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "gnomon",
+               "train", "--config", str(folder / "recipe.json"), "--out", str(folder)]  # fmt: skip
+    done = subprocess.run(command, stdout=sys.stderr, stderr=sys.stderr)
+    if done.returncode == 0:
+        return True
+    if (folder / "postmortem.json").exists():
+        return False
+    raise UserError(f"{job.variant}, lr {job.rate:g}, seed {job.seed}: torchrun ended with code {done.returncode}; the study's "
+                    "study.log tells why")  # fmt: skip
 
 
 def curve(outcome: Outcome) -> list[dict[str, Any]]:
