@@ -35,6 +35,7 @@ def launch(*arguments, world=2):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    shared["PYTHONFAULTHANDLER"] = "1"
     return [
         subprocess.Popen(
             [sys.executable, *arguments],
@@ -57,7 +58,15 @@ def wait_for_step(folder, step, processes):
 
 
 def ends(processes):
-    return [(p.communicate(timeout=120), p.returncode) for p in processes]
+    """Outputs and exit codes; processes that wait for each other for ever are aborted, and tell where they were."""
+    deadline = time.monotonic() + 240
+    while any(p.poll() is None for p in processes):
+        if time.monotonic() > deadline:
+            for p in processes:
+                p.send_signal(signal.SIGABRT)
+            raise AssertionError([p.communicate() for p in processes])
+        time.sleep(0.1)
+    return [(p.communicate(), p.returncode) for p in processes]
 
 
 def weights(folder):

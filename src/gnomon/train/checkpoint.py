@@ -95,7 +95,7 @@ def fingerprint(file: Path) -> dict[str, Any]:
 def tidy(folder: Path, keep: int) -> None:
     """Point `latest` to the newest checkpoint and remove all but the newest `keep` (0 keeps all)."""
     whole = list_checkpoints(folder)
-    link = folder / "checkpoints" / ".latest.partial"
+    link = folder / "checkpoints" / ".latest.new"
     link.unlink(missing_ok=True)
     link.symlink_to(whole[-1].name)
     os.replace(link, folder / "checkpoints" / "latest")

@@ -148,6 +148,9 @@ def spread(model: Transformer, recipe: Recipe, ranks: Ranks) -> LossFn:
     if ranks.strategy == "none":
         return torch.compile(model.loss) if recipe.compute.compile else model.loss
     if recipe.compute.compile:
+        # Blocks differ in constants (depth decay), and each takes a place in the same cache.
+        limit = torch._dynamo.config.recompile_limit
+        torch._dynamo.config.recompile_limit = max(limit, 4 * len(model.blocks))
         for block in model.blocks:
             block.compile()
     if ranks.strategy == "fsdp":
