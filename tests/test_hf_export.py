@@ -57,7 +57,7 @@ def test_verified_in_a_fresh_process(runs, name, tmp_path, capsys):
     else:
         assert type(model).__name__ == "GnomonForCausalLM" and difference == 0
         assert "residual is sphere" in told and "head_bias is True" in told and "own to the bit" in told
-        assert {f"{file}.py" for file in code.FILES.values()} <= files
+        assert code.files().keys() <= files
     assert files >= {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md"}
     assert from_dict(json.loads((out / "recipe.json").read_text())) == recipe
     assert not [path.name for path in tmp_path.iterdir() if path != out]

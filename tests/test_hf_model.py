@@ -184,13 +184,17 @@ def test_manifolds_are_assigned_through_the_wrapper():
 def test_every_file_of_the_code_stands_alone():
     import ast
 
-    for module in code.FILES:
-        source = code.standalone(module)
+    files = code.files()
+    assert {f"{name.partition('.')[0]}.py" for name in code.AUTO_MAP.values()} < files.keys()
+    for name, source in files.items():
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Import):
                 assert all(not alias.name.startswith("gnomon") for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                assert node.level or not str(node.module).startswith("gnomon")
+                there = [node.module] if node.module else [alias.name for alias in node.names]
+                assert all(f"{module}.py" in files for module in there) if node.level else "gnomon" not in there[0], (
+                    name
+                )
 
 
 LOAD = """
@@ -226,7 +230,7 @@ def test_the_code_beside_the_weights_needs_no_gnomon(tmp_path):
     assert done.returncode == 0, done.stderr
     for name in names:
         assert torch.equal(torch.load(tmp_path / name / "logits.pt"), build(name)(tokens())), name
-        assert {f"{file}.py" for file in code.FILES.values()} <= {p.name for p in (tmp_path / name / "again").iterdir()}
+        assert code.files().keys() <= {p.name for p in (tmp_path / name / "again").iterdir()}
 
 
 GNOMON = "from gnomon.plugin import watch; watch()"

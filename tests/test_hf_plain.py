@@ -65,8 +65,17 @@ def test_which_models_are_plain():
     assert plain.family_of(gpt2(residual="sphere")) is None
     assert plain.family_of(llama_34m(head_bias=True)) is None
     assert plain.family_of(gpt2(attention_softcap=30.0)) is None
+    assert plain.family_of(gpt2(activation="relu")) is None
     text = "\n".join(plain.obstacles(tiny(), "llama"))
     assert "mlp is gelu, llama has swiglu" in text and "head_bias is True" in text
+
+
+def test_a_setting_that_plain_does_not_know_is_an_obstacle():
+    """A field added to the model later must not be left out of an export in silence."""
+    later = dataclasses.make_dataclass("Later", [("twist", float, 0.0)], bases=(TransformerConfig,), frozen=True)
+    values = dataclasses.asdict(gpt2())
+    assert plain.family_of(later(**values)) == "gpt2"
+    assert plain.obstacles(later(**values, twist=1.0), "gpt2") == ["twist is 1.0, gpt2 has no such setting"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Llama   pre-norm, RMSNorm, rotary positions, SwiGLU; matrices as here
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +65,18 @@ _NEEDS: dict[str, dict[str, tuple[str, Callable[[TransformerConfig], bool]]]] = 
 _BOTH: dict[str, tuple[str, Callable[[TransformerConfig], bool]]] = {
     "residual": ("pre-norm", lambda c: c.residual == "pre-norm"),
     "head_bias": ("no bias on the logits", lambda c: not c.head_bias),
+    "activation": ("the MLP's own", lambda c: c.activation is None),
     "qk_norm": ("no norm on queries and keys", lambda c: not c.qk_norm),
     "attention_softcap": ("no soft cap", lambda c: c.attention_softcap is None),
     "head_softcap": ("no soft cap", lambda c: c.head_softcap is None),
 }
+
+
+# Carried over or without effect on the outputs. Any other setting must have its default: one not known here is an obstacle.
+_CARRIED = {
+    "vocab_size", "context", "layers", "heads", "width", "kv_heads", "head_dim", "mlp_width", "positions", "rope_base", "norm",
+    "mlp", "bias", "qkv", "tied", "residual", "residual_options", "stream", "init_std", "norm_eps",
+}  # fmt: skip
 
 
 def family_of(config: TransformerConfig) -> str | None:
@@ -77,11 +86,16 @@ def family_of(config: TransformerConfig) -> str | None:
 
 def obstacles(config: TransformerConfig, family: str) -> list[str]:
     """What keeps a model from being of the family, one setting a line."""
-    return [
+    rules = _BOTH | _NEEDS[family]
+    found = [
         f"{name} is {getattr(config, name)}, {family} has {needed}"
-        for name, (needed, fits) in (_BOTH | _NEEDS[family]).items()
+        for name, (needed, fits) in rules.items()
         if not fits(config)
     ]
+    for field in dataclasses.fields(config):
+        if field.name not in _CARRIED | rules.keys() and getattr(config, field.name) != field.default:
+            found.append(f"{field.name} is {getattr(config, field.name)}, {family} has no such setting")
+    return found
 
 
 def config_values(config: TransformerConfig, family: str) -> dict[str, Any]:
@@ -199,7 +213,7 @@ def _from_llama(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # What neither family has.
-_NONE: dict[str, Any] = dict(head_bias=False, qk_norm=False, attention_softcap=None, head_softcap=None)
+_NONE: dict[str, Any] = dict(activation=None, head_bias=False, qk_norm=False, attention_softcap=None, head_softcap=None)
 
 
 def _refuse(values: Mapping[str, Any], name: str, known: tuple[Any, ...], default: Any) -> None:

@@ -17,7 +17,7 @@ from gnomon.models.transformer import Transformer
 
 _READERS = {"attention": ("query", "key", "value", "qkv"), "mlp": ("gate", "up")}
 _TOKENS = ("embed.weight", "head.weight", "head_bias")
-_SHAPE = ("layers", "width", "heads", "n_kv_heads", "d_head", "mlp", "d_mlp", "positions")
+_SHAPE = ("layers", "width", "heads", "n_kv_heads", "d_head", "mlp", "d_mlp", "activation", "positions")
 _LEAVE = "Leave the model's shape to --init; only the context may be shorter and the vocabulary larger."
 
 
