@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from gnomon import plugin
+
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it. A name equal to the module's last part is the module itself.
@@ -21,6 +23,7 @@ _EXPORTS = {
     "optim": "gnomon.optim",
     "continuity": "gnomon.continuity",
     "report": "gnomon.report",
+    "studies": "gnomon.studies",
     "Stiefel": "gnomon.geometry.manifolds",
     "DGram": "gnomon.geometry.manifolds",
     "Oblique": "gnomon.geometry.manifolds",
@@ -47,3 +50,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+plugin.watch()
