@@ -160,7 +160,11 @@ def test_tokenizers_open_again(name, tmp_path):
     assert there.decode([*ours.encode("a"), ours.end_of_text], skip_special_tokens=True) == "a"
 
 
-def test_recipe_travels(runs, tmp_path):
+def test_an_export_is_evaluated_like_its_run(runs, tmp_path):
     export(runs / "sphere", tmp_path / "out")
+    there, here = (evaluate.perplexity(path, tokens=64, device="cpu") for path in (tmp_path / "out", runs / "sphere"))
+    with pytest.raises(UserError, match="a Hugging Face folder already"):
+        export(tmp_path / "out", tmp_path / "again")
+    assert there["loss"] == here["loss"] and there["data"] == here["data"]
     recipe = from_dict(json.loads((tmp_path / "out" / "recipe.json").read_text()))
     assert to_dict(recipe)["model"]["residual_options"] == {"p": "inf"}

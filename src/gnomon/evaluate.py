@@ -17,24 +17,33 @@ from torch import Tensor
 from gnomon import data
 from gnomon.errors import UserError
 from gnomon.models.transformer import Cache, Transformer
-from gnomon.train import checkpoint
+from gnomon.train import checkpoint, start
 from gnomon.train.folder import load_recipe
 from gnomon.train.loop import choose_device, open_data, to_device
 from gnomon.train.recipe import ComputeConfig, Recipe
 
 
 def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Recipe]:
-    """Model, tokenizer and recipe of a run folder (its newest checkpoint) or of one of its checkpoints.
+    """Model, tokenizer and recipe of a run folder (its newest checkpoint), of one of its checkpoints, or of a Hugging Face
+    folder: an export of ours, a GPT-2 or a Llama.
 
     Raises:
         UserError: there is no checkpoint, or it is damaged.
     """
-    folder, path = locate(path)
-    recipe = load_recipe(folder)
-    model = Transformer(checkpoint.load_config(path))
-    checkpoint.load_weights(model, path)
+    if is_published(path):
+        model, recipe = start.published(str(path))
+    else:
+        folder, path = locate(path)
+        recipe = load_recipe(folder)
+        model = Transformer(checkpoint.load_config(path))
+        checkpoint.load_weights(model, path)
     model.to(choose_device(ComputeConfig(device=device))).eval()
     return model, data.tokenizer(recipe.data.tokenizer), recipe
+
+
+def is_published(path: str | Path) -> bool:
+    """Whether the path is a Hugging Face folder, and no checkpoint of a run."""
+    return (Path(path) / "config.json").exists() and not (Path(path) / "state.json").exists()
 
 
 def locate(path: str | Path) -> tuple[Path, Path]:

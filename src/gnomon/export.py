@@ -84,6 +84,8 @@ def export(run: str | Path, out: str | Path, *, verify: bool = False) -> Exporte
     out = Path(out)
     if out.exists():
         raise UserError(f"{out} exists already; an export is never written over. Remove it or give another name.")
+    if evaluate.is_published(run):
+        raise UserError(f"{run} is a Hugging Face folder already; export takes a run folder or one of its checkpoints")
     transformers = _transformers()
     ours, tokenizer, recipe = evaluate.load(run, device="cpu")
     config = ours.config

@@ -12,6 +12,7 @@ from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
+from gnomon.train.presets import preset
 from gnomon.train.recipe import Recipe, from_dict, to_dict
 
 
@@ -51,6 +52,18 @@ def _tokenizer(source: str, model: TransformerConfig) -> str:
     raise UserError(
         f"{source} has no tokenizer.json; name the tokenizer of its {model.vocab_size} ids: --set data.tokenizer=…"
     )
+
+
+def published(source: str) -> tuple[Transformer, Recipe]:
+    """Model and recipe of a folder that is no checkpoint of a run. The data are those of its recipe.json, if it has one."""
+    own = Path(source) / "recipe.json"
+    if own.exists():
+        recipe = from_dict(read_json(own))
+    else:
+        recipe = dataclasses.replace(start_from(preset("tiny"), source), name=Path(source).name)
+    model = Transformer(recipe.model)
+    begin(model, source)
+    return model, recipe
 
 
 def begin(model: Transformer, source: str) -> dict[str, Any]:
