@@ -90,9 +90,10 @@ def inspect(
         found = _shown(measure(checkpoint, anatomy, ours, work.how, workers, threads), ours, progress)
         for _, results in processes.gathered(reads, found) if several else found:
             work.take(results)
-        first = not several or dist.get_rank() == 0
-        report = work.report(checkpoint, anatomy, settings, total, time.monotonic() - started) if first else None
-        report = processes.from_first(report) if several else report
+        measured = not several or dist.get_rank() == 0
+        made = work.report(checkpoint, anatomy, settings, total, time.monotonic() - started) if measured else None
+        report = processes.from_first(made) if several else made
+        assert report is not None
         if compare is not None:
             same = {"full": full, "fold_norms": fold_norms, "per_head": per_head, "lag": lag, "config": config}
             other = inspect(compare, k, **same, keep=keep, progress=progress, together=together)

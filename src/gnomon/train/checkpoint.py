@@ -33,16 +33,17 @@ from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder, read_json, remove_partials, write_json
 from gnomon.models.config import TransformerConfig
+from gnomon.models.transformer import Transformer
 from gnomon.optim import parallel
 from gnomon.train.parallel import ALONE, Ranks
 from gnomon.train.recipe import from_dict, to_dict
 
-Save = Callable[[Path, nn.Module, torch.optim.Optimizer, dict[str, Any], int, Tracker | None], Path]
+Save = Callable[[Path, Transformer, torch.optim.Optimizer, dict[str, Any], int, Tracker | None], Path]
 
 
 def save(
     folder: Path,
-    model: nn.Module,
+    model: Transformer,
     optimizer: torch.optim.Optimizer,
     progress: dict[str, Any],
     keep: int,
@@ -133,7 +134,7 @@ def damage(path: Path, ranks: Ranks = ALONE) -> str | None:
 
 def resume(
     folder: Path,
-    model: nn.Module,
+    model: Transformer,
     optimizer: torch.optim.Optimizer,
     tracker: Tracker | None = None,
     ranks: Ranks = ALONE,

@@ -150,7 +150,8 @@ def _matrices(model: nn.Module, recipe: Recipe) -> list[tuple[int, int, Any]]:
     if recipe.optim.name == "adamw":
         return []
     name = recipe.optim.assignment if recipe.optim.name == "manifold-muon" else "none"
-    return [(*entry.part.shape, entry.manifold) for entry in optim.assign(model, name) if entry.manifold is not None]
+    entries = [entry for entry in optim.assign(model, name) if entry.manifold is not None]
+    return [(entry.part.shape[0], entry.part.shape[1], entry.manifold) for entry in entries]
 
 
 def _activations(model: Transformer, recipe: Recipe, rows: int) -> int:
@@ -210,10 +211,10 @@ def _on(machine: Machine, found: dict[str, Any], recipe: Recipe) -> dict[str, An
 def _this_computer() -> Machine:
     """The rate of an fp32 product on the processor's threads."""
     x = torch.randn(768, 768)
-    x @ x
+    y = x @ x
     start = time.perf_counter()
     for _ in range(10):
-        x @ x
+        torch.mm(x, x, out=y)
     rate = 10 * 2 * 768**3 / (time.perf_counter() - start)
     return Machine(f"this processor, {torch.get_num_threads()} threads", rate, rate, 5e9, _memory())
 

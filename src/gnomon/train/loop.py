@@ -210,7 +210,7 @@ def backward(
     The mean is over the targets of the whole step, since rows that end early have fewer.
     """
     loss = torch.zeros((), device=x_mBT[0].device)
-    targets = ranks.total(sum((y != data.NO_TARGET).sum() for y in y_mBT))
+    targets = ranks.total(torch.stack([(y != data.NO_TARGET).sum() for y in y_mBT]).sum())
     for index, (x, y) in enumerate(zip(x_mBT, y_mBT)):
         with held(loss_fn, model) if index + 1 < len(x_mBT) else contextlib.nullcontext():
             with cast():

@@ -172,7 +172,7 @@ def shard(model: Transformer, precision: str = "fp32") -> None:
     for block in model.blocks:
         if precision == "bf16":
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-            fully_shard([block.attention, block.mlp], mp_policy=policy)
+            fully_shard([block.attention, block.mlp], mp_policy=policy)  # type: ignore[arg-type]
         fully_shard(block)
     fully_shard(model)
 

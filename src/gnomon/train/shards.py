@@ -30,6 +30,7 @@ from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder
 from gnomon.models.config import TransformerConfig
+from gnomon.models.transformer import Transformer
 from gnomon.train import checkpoint
 from gnomon.train.parallel import ALONE, Ranks
 
@@ -46,14 +47,14 @@ class Saver:
         self._ranks, self._in_background = ranks, in_background
         self._pending: Future | None = None
         # A group of its own: what the background thread exchanges must not mix with what training does.
-        self._group = dist.new_group(backend="gloo")
+        self._group: Any = dist.new_group(backend="gloo")
         cuda = torch.cuda.is_available()
         self._stager = DefaultStager(StagingOptions(cuda, False, False, cuda))
 
     def save(
         self,
         folder: Path,
-        model: nn.Module,
+        model: Transformer,
         optimizer: torch.optim.Optimizer,
         progress: dict[str, Any],
         keep: int,
