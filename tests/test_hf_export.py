@@ -60,6 +60,7 @@ def test_verified_in_a_fresh_process(runs, name, tmp_path, capsys):
         assert code.files().keys() <= files
     assert files >= {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md"}
     assert from_dict(json.loads((out / "recipe.json").read_text())) == recipe
+    assert len({(out / file).stat().st_mode for file in files}) == 1
     assert not [path.name for path in tmp_path.iterdir() if path != out]
     tokenizer_there = transformers.AutoTokenizer.from_pretrained(out)
     assert tokenizer_there("naïve\n影").input_ids == tokenizer.encode("naïve\n影").tolist()

@@ -95,6 +95,8 @@ def export(run: str | Path, out: str | Path, *, verify: bool = False) -> Exporte
     made = Exported(out, type(model).__name__, family, obstacles)
     with atomic_folder(out) as partial, _quiet():
         model.save_pretrained(partial)
+        # safetensors leaves files that only their owner may read.
+        (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
         if family is None:
             code.write(partial)
             _amend(partial / "config.json", auto_map=code.AUTO_MAP)

@@ -12,7 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from gnomon.models.config import TransformerConfig
 
 # transformers makes a config without arguments to learn the defaults.
-_SMALLEST = dict(vocab_size=257, context=128, layers=1, heads=1, width=64)
+_SMALLEST: dict[str, Any] = dict(vocab_size=257, context=128, layers=1, heads=1, width=64)
 
 
 class GnomonConfig(PreTrainedConfig):

@@ -102,7 +102,7 @@ class GnomonForCausalLM(PreTrainedModel, GenerationMixin):
         Raises:
             UserError: more tokens than the context holds, or a mask or cache of another kind.
         """
-        past = cache if cache is not None else past_key_values
+        past: Any = cache if cache is not None else past_key_values
         if past is None and (use_cache if use_cache is not None else self.config.use_cache and not self.training):
             past = DynamicCache()
         if getattr(past, "is_compileable", False):
