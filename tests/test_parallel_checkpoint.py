@@ -19,6 +19,9 @@ from gnomon.train import checkpoint, loop, optimizer, replace, shards, train
 from gnomon.train.folder import read_metrics
 from gnomon.train.parallel import Ranks, spread
 
+# Starting processes takes seconds each, and on a busy machine minutes.
+pytestmark = pytest.mark.timeout(900)
+
 SETTINGS = recipe("sphere", "hetero", steps=10, **{"watch.track_every": 5, "model.qkv": "fused", "model.mlp": "swiglu"})
 # (processes, strategy, the step at which they are gone); every second step is saved.
 STAGES = ((2, "fsdp", 4), (1, "none", 6), (4, "fsdp", 8), (2, "ddp", None))

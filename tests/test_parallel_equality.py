@@ -14,6 +14,9 @@ from parallel_cases import Group, recipe, spawn, steps
 from gnomon import residual
 from gnomon.train.parallel import Ranks
 
+# Starting processes takes seconds each, and on a busy machine minutes.
+pytestmark = pytest.mark.timeout(900)
+
 HETERO = ("sphere", "hetero")
 EXACT = {f"residual {name}": ((name,), {}) for name in residual.names()}
 EXACT |= {f"on {name}": (("proj-spheret", name), {}) for name in ("none", "stiefel", "dgram", "hetero-inv")}

@@ -13,6 +13,9 @@ import gnomon
 from gnomon.continuity import inspector
 from gnomon.models import Transformer, tiny
 
+# Starting processes takes seconds each, and on a busy machine minutes.
+pytestmark = pytest.mark.timeout(900)
+
 
 def report(folder, full, together):
     found = gnomon.inspect(folder / "model", full=full, per_head=True, compare=folder / "other", together=together)

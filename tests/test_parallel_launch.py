@@ -17,6 +17,9 @@ from safetensors.torch import load_file
 from gnomon.train import checkpoint
 from gnomon.train.folder import read_metrics
 
+# Starting processes takes seconds each, and on a busy machine minutes.
+pytestmark = pytest.mark.timeout(900)
+
 STEPS = 100
 SETTINGS = [
     "model.layers=2", "model.width=32", "model.heads=2", "model.context=32", "data.batch=4", f"steps={STEPS}",

@@ -15,6 +15,9 @@ from gnomon.train import checkpoint, train
 from gnomon.train.folder import read_metrics
 from gnomon.train.postmortem import NonFinite
 
+# Starting processes takes seconds each, and on a busy machine minutes.
+pytestmark = pytest.mark.timeout(900)
+
 KINDS = ("ddp", "fsdp")
 CLIPPED = {"optim.logit_clip": 0.5, "steps": 12, "model.bias": True, "model.qkv": "fused", "optim.lr": 0.1}
 

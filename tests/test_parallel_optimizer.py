@@ -13,6 +13,9 @@ import gnomon
 from gnomon.errors import UserError
 from gnomon.optim import ManifoldMuon, parallel
 
+# Starting processes takes seconds each, and on a busy machine minutes.
+pytestmark = pytest.mark.timeout(900)
+
 # Rows that do not divide by four, fewer rows than ranks (empty shards), fewer matrices than ranks (idle owners).
 SHAPES = {"tall": (9, 4), "square": (3, 3), "wide": (2, 8)}
 LAYOUTS = ("replicated", "by rows", "by columns")

@@ -25,12 +25,14 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
 
 from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
+from gnomon.optim import parallel
 from gnomon.train import checkpoint
 from gnomon.train.parallel import ALONE, Ranks
 
@@ -73,11 +75,20 @@ class Saver:
             state |= {f"tracker/{key}": x for key, x in checkpoint.flat_tracker(tracker).items()}
         writer = _Writer(path, keep, model.config, {**progress, "optimizer": rest})
         self._pending = dcp.async_save(  # type: ignore[assignment]
-            state, storage_writer=writer, process_group=self._group, async_stager=self._stager
+            self._share(state), storage_writer=writer, process_group=self._group, async_stager=self._stager
         )
         if not self._in_background:
             self.wait()
         return path
+
+    def _share(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What this process copies and writes: its pieces of what is cut, and a share of what all have alike.
+
+        Duals are with the owners of their matrices alone.
+        """
+        alike = [name for name, x in state.items() if not _cut(x) and not name.startswith("optimizer/dual.")]
+        writers = dict(zip(alike, parallel.owners([state[name].numel() for name in alike], self._ranks.world)))
+        return {name: x for name, x in state.items() if writers.get(name, self._ranks.rank) == self._ranks.rank}
 
     def wait(self) -> None:
         """Until the checkpoint under way is whole.
@@ -141,10 +152,15 @@ def _load(shards: Path, prefix: str, parameters: dict[str, nn.Parameter], ranks:
     for name, stored in reader.read_metadata().state_dict_metadata.items():
         if name.startswith(prefix):
             owner = parameters.get(name.removeprefix(prefix)) if prefix == "model/" else parameters.get(name.split("/", 2)[-1])
-            sharded = owner is not None and hasattr(owner, "placements") and owner.shape == stored.size  # type: ignore[union-attr]
+            sharded = owner is not None and _cut(owner) and owner.shape == stored.size  # type: ignore[union-attr]
             dtype = stored.properties.dtype  # type: ignore[union-attr]
             targets[name] = torch.empty_like(owner, dtype=dtype) if sharded else torch.empty(stored.size, dtype=dtype)  # type: ignore
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(targets, storage_reader=reader, no_dist=ranks.world == 1)
     return {name.removeprefix(prefix): x.detach() for name, x in targets.items()}
+
+
+def _cut(x: Tensor) -> bool:
+    """Whether a tensor is sharded."""
+    return isinstance(x, DTensor)
