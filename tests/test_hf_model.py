@@ -235,7 +235,7 @@ def test_the_code_beside_the_weights_needs_no_gnomon(tmp_path):
         assert code.files().keys() <= {p.name for p in (tmp_path / name / "again").iterdir()}
 
 
-GNOMON = "from gnomon.plugin import watch; watch()"
+GNOMON = "import gnomon"
 THEIRS = "from transformers import AutoModelForCausalLM"
 ORDERS = {
     "gnomon-first": f"{GNOMON}; {THEIRS}",
