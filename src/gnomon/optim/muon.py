@@ -272,6 +272,9 @@ class ManifoldMuon(torch.optim.Optimizer):
         self, group: dict[str, Any], manifold: Manifold, shape: tuple[int, ...], batch: list[_Item]
     ) -> None:
         W, U = _stack([item.W for item in batch]), _stack([item.U for item in batch])
+        if group["paper"]:
+            # Its dual step is fixed, so the size of the update matters: there the buffer is a sum, here it is an average.
+            U = U / (1 - group["momentum"])
         factor = SCALES[group["scale"]](*shape)
         lr, radius = group["lr"], getattr(manifold, "radius", 1.0)
         # A cubic step is enough for small steps from the manifold. Columns that start near zero turn by more than that in
@@ -357,6 +360,8 @@ class ManifoldMuon(torch.optim.Optimizer):
                     if momentum is None or isinstance(manifold, Euclidean):
                         continue
                     U = block.take(parallel.whole(momentum))
+                    if group["paper"]:
+                        U = U / (1 - group["momentum"])
                     solve = (
                         steepest.paper_direction
                         if group["paper"]
