@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,8 @@ def write(results: Results, folder: str | Path, extra: Callable[[report.Page, Re
     if claims:
         page.section("Claims").table(claims, CLAIMS)
     _intervals(page, results)
-    _curves(page, results)
-    _sensitivity(page, results)
-    _depth(page, results)
-    _over_steps(page, results)
+    for group in dict.fromkeys(variant.group for variant in study.variants):
+        _group(page, results, group)
     if extra is not None:
         extra(page, results)
     page.section("Rules").text(RULES).text(study.notes or "")
@@ -110,15 +108,19 @@ def _intervals(page: report.Page, results: Results) -> None:
     ), "Final loss of the compared seeds.", "final")  # fmt: skip
 
 
-def _curves(page: report.Page, results: Results) -> None:
-    for group in dict.fromkeys(variant.group for variant in results.study.variants):
-        names = [variant.name for variant in results.study.variants if variant.group == group]
-        rows = [row for name in names for row in band(results, name, "val_loss")]
-        page.section(f"Over training: {group}" if group else "Over training")
-        _chart(page, lambda rows=rows, names=names: report.curves(
-            rows, "step", "val_loss", "variant", band=("low", "high"), order=names, focus=0.1,
-            title="Validation loss (mean over seeds)", y_title="nats", dots=True,
-        ), "Band: lowest to highest seed.", f"loss-{group or 'all'}")  # fmt: skip
+def _group(page: report.Page, results: Results, group: str) -> None:
+    """The charts of one group of variants: loss, sensitivity, over depth, over steps."""
+    names = [variant.name for variant in results.study.variants if variant.group == group]
+    where = group or "all"
+    page.section(f"In detail: {group}" if group else "In detail")
+    loss = [row for name in names for row in band(results, name, "val_loss")]
+    _chart(page, lambda: report.curves(
+        loss, "step", "val_loss", "variant", band=("low", "high"), order=names, focus=0.1, dots=True,
+        title="Validation loss (mean over seeds)", y_title="nats",
+    ), "Band: lowest to highest seed.", f"loss-{where}")  # fmt: skip
+    _sensitivity(page, results, names, where)
+    _depth(page, results, names, where)
+    _over_steps(page, results, names, where)
 
 
 def band(results: Results, name: str, key: str, pick: Callable[[Any], float] = float) -> list[dict[str, Any]]:
@@ -135,76 +137,59 @@ def band(results: Results, name: str, key: str, pick: Callable[[Any], float] = f
     ]  # fmt: skip
 
 
-def _sensitivity(page: report.Page, results: Results) -> None:
+def _sensitivity(page: report.Page, results: Results, names: list[str], where: str) -> None:
     rows = [
-        {"variant": v.name, "lr": rate, "loss": out.value}
-        for v in results.study.variants for rate, out in results.tuned(v.name).items() if out.fate != "diverged"
+        {"variant": name, "lr": rate, "loss": out.value}
+        for name in names for rate, out in results.tuned(name).items() if out.fate != "diverged"
     ]  # fmt: skip
     if rows:
-        page.section("Sensitivity to the learning rate")
-        order = [variant.name for variant in results.study.variants]
         _chart(page, lambda: report.curves(
-            rows, "lr", "loss", "variant", log_x=True, dots=True, order=order, title="Final loss of the tuning runs",
+            rows, "lr", "loss", "variant", log_x=True, dots=True, order=names, title="Final loss of the tuning runs",
             x_title="peak learning rate", y_title="nats",
-        ), "Seed 1000. Rates at which a run diverged have no dot.", "sensitivity")  # fmt: skip
+        ), "Seed 1000. Rates at which a run diverged have no dot.", f"sensitivity-{where}")  # fmt: skip
 
 
 DEPTH = (
     ("worth", "Loss added when a block is skipped", "nats", "Near zero: the block does nothing (the curse of depth)."),
     ("gradient_norm", "Gradient norm by block", "Frobenius norm", "On the trained model."),
     ("sink", "Attention paid to the first token", "share", "By tokens in the second half of the context, mean over heads."),
+    ("stream_norm", "Norm of the stream by sublayer", "RMS over tokens", "At the last probe."),
+    ("angle", "Angle turned by sublayer", "radians", "At the last probe."),
 )
 
 
-def _depth(page: report.Page, results: Results) -> None:
-    for number, (key, title, unit, told) in enumerate(DEPTH):
+def _depth(page: report.Page, results: Results, names: list[str], where: str) -> None:
+    """Profiles of the trained models, means over seeds."""
+    for key, title, unit, told in DEPTH:
         rows = []
-        for variant in results.study.variants:
-            found = [m[key] for out in results.compared(variant.name).values() if key in (m := mechanism_of(out))]
-            rows += [{"variant": variant.name, "block": i, key: statistics.fmean(at)} for i, at in enumerate(zip(*found))]
-        if rows and number == 0:
-            page.section("Over depth")
+        for name in names:
+            alive = [out for out in results.compared(name).values() if out.fate != "diverged"]
+            found = [at for out in alive if (at := mechanism_of(out).get(key) or _last(curve(out), key))]
+            rows += [{"variant": name, "depth": i, key: statistics.fmean(at)} for i, at in enumerate(zip(*found))]
         if rows:
-            wide = key == "gradient_norm" and min(row[key] for row in rows) > 0
+            wide = key in ("gradient_norm", "stream_norm") and min(row[key] for row in rows) > 0
             _chart(page, lambda rows=rows, key=key, title=title, unit=unit, wide=wide: report.profile(
-                rows, "block", key, "variant", title=title, y_title=unit, log_y=wide
-            ), told, key)  # fmt: skip
-    for key, title, unit in (("stream_norm", "Norm of the stream", "RMS over tokens"), ("angle", "Angle turned", "radians")):
-        rows = []
-        for variant in results.study.variants:
-            last = [_last(curve(out), key) for out in results.compared(variant.name).values() if out.fate != "diverged"]
-            found = [values for values in last if values]
-            rows += [{"variant": variant.name, "sublayer": i, key: statistics.fmean(at)} for i, at in enumerate(zip(*found))]
+                rows, "depth", key, "variant", title=title, y_title=unit, log_y=wide, order=names
+            ), told, f"{key}-{where}")  # fmt: skip
+
+
+STEPS: tuple[tuple[str, Callable[[Any], float], str, str, bool], ...] = (
+    ("attention_logit_max", max, "Largest attention logit", "over blocks", True),
+    ("attention_entropy", min, "Lowest attention entropy of a block", "nats", False),
+    ("sigma_max", lambda d: max(v for name, v in d.items() if name.endswith(("query", "key", "[query]", "[key]"))),
+     "Largest singular value of a query or key matrix", "over blocks", True),
+    ("alignment", lambda d: statistics.fmean(d.values()), "Alignment of the direction with the optimum", "mean", False),
+)  # fmt: skip
+
+
+def _over_steps(page: report.Page, results: Results, names: list[str], where: str) -> None:
+    """What the probes saw inside attention and the optimizer."""
+    for key, pick, title, unit, log in STEPS:
+        rows = [row for name in names for row in band(results, name, key, pick)]
         if rows:
-            wide = key == "stream_norm"
-            _chart(page, lambda rows=rows, key=key, title=title, unit=unit, wide=wide: report.profile(
-                rows, "sublayer", key, "variant", title=title, y_title=unit, log_y=wide
-            ), "At the last probe.", key)  # fmt: skip
-
-
-def _over_steps(page: report.Page, results: Results) -> None:
-    def largest(values: Sequence[float]) -> float:
-        return max(values)
-
-    def query_key(values: dict[str, float]) -> float:
-        return max(v for name, v in values.items() if name.endswith(("query", "key", "[query]", "[key]")))
-
-    shown: tuple[tuple[str, Callable[[Any], float], str, str, bool], ...] = (
-        ("attention_logit_max", largest, "Largest attention logit", "over blocks", True),
-        ("attention_entropy", min, "Lowest attention entropy of a block", "nats", False),
-        ("sigma_max", query_key, "Largest singular value of a query or key matrix", "over blocks", True),
-        ("alignment", lambda d: statistics.fmean(d.values()), "Alignment of the direction with the optimum", "mean", False),
-    )
-    for number, (key, pick, title, unit, log) in enumerate(shown):
-        rows = [row for variant in results.study.variants for row in band(results, variant.name, key, pick)]
-        if not rows:
-            continue
-        if number == 0:
-            page.section("Inside attention and the optimizer")
-        order = [variant.name for variant in results.study.variants]
-        _chart(page, lambda rows=rows, key=key, title=title, unit=unit, log=log, order=order: report.curves(
-            rows, "step", key, "variant", band=("low", "high"), title=title, y_title=unit, log_y=log, dots=True, order=order
-        ), "Mean over seeds; band: lowest to highest.", key)  # fmt: skip
+            _chart(page, lambda rows=rows, key=key, title=title, unit=unit, log=log: report.curves(
+                rows, "step", key, "variant", band=("low", "high"), title=title, y_title=unit, log_y=log, dots=True, order=names
+            ), "Mean over seeds; band: lowest to highest.", f"{key}-{where}")  # fmt: skip
 
 
 def _last(records: list[dict[str, Any]], key: str) -> list[float]:
