@@ -1,6 +1,6 @@
 """One process, DDP and FSDP2 take the same steps, whatever joins the stream and whatever holds the weights.
 
-In double precision, where only the order of sums differs; what remains is what the fp32 loss leaves.
+In double precision, where only the order of sums differs.
 """
 
 from __future__ import annotations
