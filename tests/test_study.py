@@ -203,3 +203,30 @@ def test_command_line(tmp_path, capsys):
     sizes = [f"{key}={value}" for key, value in TINY.items()]
     assert main(["study", "continuity", "--variants", "Llama, ReLU", "--dry-run", "--set", *sizes]) == 0
     assert "Llama, ReLU" in capsys.readouterr().out
+
+
+NARROW = {
+    "steps": 20, "model.width": 32, "model.heads": 2, "model.context": 32, "model.vocab_size": 257, "data.train": "jargon",
+    "data.tokenizer": "byte", "data.batch": 4, "schedule.warmup": 4, "compute.compile": False, "compute.precision": "fp32",
+    "watch.eval_every": 10, "watch.eval_tokens": 256, "watch.probe_every": 10, "watch.probe_tokens": 64,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, one", [
+    ("residuals", "sphere p=1"), ("manifolds", "hetero"), ("continuity", "Llama, SiLU"), ("recipe", "sphere + hetero"),
+])  # fmt: skip
+def test_paper_scale_at_reduced_width(name, one, tmp_path):
+    """The paper's depth and schedule, 20 steps; the tuning runs are left out, since the paper's rates are given."""
+    found = studies.load(name, "paper", variants=[one], seeds=1, changes=NARROW)
+    results, page = studies.run(found, tmp_path)
+    assert results.compared(one)[0].fate != "diverged" and page.exists()
+
+
+@pytest.mark.slow
+def test_runs_of_a_study_in_two_processes(tmp_path):
+    found = studies.load("recipe", "paper", variants=["sphere + hetero"], seeds=1, changes=NARROW | {"model.layers": 2})
+    results, _ = studies.run(found, tmp_path, processes=2)
+    (outcome,) = results.compared("sphere + hetero").values()
+    environment = json.loads((outcome.folder / "environment.json").read_text())
+    assert environment["processes"] == 2 and outcome.fate != "diverged"
