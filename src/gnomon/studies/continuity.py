@@ -50,7 +50,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     variants += [on(name, f"{name}, init x 0.1", init_scale=0.1) for name in SMALL_INIT]
     variants += [
         on("Res+ReLU", "Res+ReLU, sign descent", "sign", 1e-4),
-        on("Res+ReLU", "Res+ReLU, SGD", "sgd", 1e-2),
+        on("Res+ReLU", "Res+ReLU, SGD", "sgd", 1e-3),
     ]
     llama = _llama(scale)
     for name, activation in LLAMA.items():
@@ -100,7 +100,7 @@ def _linear(results: Results) -> tuple[str, str]:
     gradient, weight = series(results, "Res+None", "gradient_v1"), series(results, "Res+None", "weight_v1")
     relu = series(results, "Res+ReLU", "weight_v1")
     said = f"Res+None: gradient {gradient:.2f}, weight {weight:.2f}; Res+ReLU weight {relu:.2f}"
-    return said, REPRODUCED if gradient > 0.8 and weight < 0.3 < 2 * weight < relu else NOT
+    return said, REPRODUCED if gradient > 0.8 and weight < 0.3 and relu > 2 * weight else NOT
 
 
 def _radial(results: Results) -> tuple[str, str]:
