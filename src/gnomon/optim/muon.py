@@ -256,8 +256,8 @@ class ManifoldMuon(torch.optim.Optimizer):
                 else:
                     items.append(_Item(p, W, block, manifold, block.take(W), block.take(U), f"dual.{number}"))
         batches: dict[tuple, list[_Item]] = {}
-        for number, item in enumerate(items):
-            key = (item.manifold, item.W.shape, item.W.dtype, item.W.device, number if alone(item.W) else None)
+        for item in items:
+            key = (item.manifold, item.W.shape, item.W.dtype, item.W.device)
             batches.setdefault(key, []).append(item)
         for (manifold, shape, *_), batch in batches.items():
             self._batch_step(group, manifold, shape, batch)
@@ -271,7 +271,7 @@ class ManifoldMuon(torch.optim.Optimizer):
     def _batch_step(
         self, group: dict[str, Any], manifold: Manifold, shape: tuple[int, ...], batch: list[_Item]
     ) -> None:
-        W, U = _stack([item.W for item in batch]), _stack([item.U for item in batch])
+        W, U = torch.stack([item.W for item in batch]), torch.stack([item.U for item in batch])
         if group["paper"]:
             # Its dual step is fixed, so the size of the update matters: there the buffer is a sum, here it is an average.
             U = U / (1 - group["momentum"])
@@ -290,17 +290,17 @@ class ManifoldMuon(torch.optim.Optimizer):
         )  # fmt: skip
         if group["spectral_cap"] is not None and isinstance(manifold, Euclidean):
             W = W * (group["spectral_cap"] / spectral_norm(W).clamp_min(group["spectral_cap"]))
-        for item, new in zip(batch, _unstack(W, len(batch))):
+        for item, new in zip(batch, W):
             item.W = new
         if group["warm_start"] and dual is not None:
-            for item, new in zip(batch, _unstack(dual, len(batch))):
+            for item, new in zip(batch, dual):
                 self.state[item.parameter][item.dual] = new.clone()
 
     def _warm(self, group: dict[str, Any], batch: list[_Item]) -> Tensor | None:
         if not group["warm_start"]:
             return None
         duals = [self.state[item.parameter].get(item.dual) for item in batch]
-        return None if any(dual is None for dual in duals) else _stack(duals)  # type: ignore[arg-type]
+        return None if any(dual is None for dual in duals) else torch.stack(duals)  # type: ignore[arg-type]
 
     def _momentum(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
         """Advance the momentum buffers and return the updates, in fp32 or wider, never aliasing a buffer or a gradient.
@@ -414,20 +414,6 @@ class _Item:
     ):
         self.parameter, self.full, self.block, self.manifold = parameter, full, block, manifold
         self.W, self.U, self.dual = W, U, dual
-
-
-def alone(W_MN: Tensor) -> bool:
-    """Whether a matrix steps better by itself than stacked with others of its shape: on a CPU, where a batched product is a
-    loop anyway, stacks cost copies, and the temporaries of one large matrix stay in the cache (a fifth faster at 768)."""
-    return W_MN.device.type == "cpu" and W_MN.numel() >= 2**16
-
-
-def _stack(matrices: list[Tensor]) -> Tensor:
-    return matrices[0] if len(matrices) == 1 else torch.stack(matrices)
-
-
-def _unstack(stack: Tensor, count: int) -> tuple[Tensor, ...]:
-    return (stack,) if count == 1 else stack.unbind()
 
 
 _COMPILED: list[Callable] = []
