@@ -29,7 +29,7 @@ EXACT |= {
 }
 ROUNDED = {
     "fp32": (HETERO, {}),
-    "torch's Muon": (("pre-norm", "muon"), {}),
+    "torch's Muon": (("pre-norm", "muon"), {"optim.lr": 0.02}),
     "bf16": (HETERO, {"compute.precision": "bf16", "model.qk_norm": True, "data.accumulate": 2}),
 }
 # Four processes: most steps of shape (1,) lie on one, 257 rows do not divide, some own no matrix.

@@ -147,7 +147,7 @@ def test_end_to_end(finished):
     assert len(results.measured) == 6 and all(outcome.value < 7 for outcome in results.measured.values())
     assert set(results.compared("sphere")) == {0, 1}
     html = page.read_text()
-    assert "sphere" in html and "Sensitivity" in html
+    assert "sphere" in html and "Final loss of the tuning runs" in html
     assert (folder / "results.csv").read_text().count("\n") >= 3 and "| sphere" in (folder / "results.md").read_text()
     account = json.loads((folder / "study.json").read_text())["sessions"]
     assert account[0]["runs"] == 6 and 0 <= account[0]["overhead"] < 1
