@@ -20,7 +20,7 @@ from gnomon.geometry.subspace import cosine_null
 from gnomon.models.mlp import variant as mlp
 from gnomon.studies.mnist import MLPRecipe
 from gnomon.studies.study import Claim, Results, Study, Variant
-from gnomon.studies.words import NOT, REPRODUCED, UNTESTABLE
+from gnomon.studies.words import NOT, REPRODUCED
 from gnomon.studies.work import curve, mechanism_of
 from gnomon.train import Recipe, preset, replace
 
@@ -127,8 +127,6 @@ def _follows(results: Results) -> tuple[str, str]:
 
 def _own_space(results: Results) -> tuple[str, str]:
     name = "Llama, SiLU"
-    if name not in results:
-        return "not run", UNTESTABLE
     readers = {role: series(results, name, "weight_v1", role=role) for role in ("query", "key", "gate", "up", "value")}
     writers = {role: series(results, name, "weight_u1", role=role) for role in ("output", "down")}
     said = "v1 " + ", ".join(f"{r} {v:.2f}" for r, v in readers.items())
@@ -139,13 +137,14 @@ def _own_space(results: Results) -> tuple[str, str]:
 
 
 CLAIMS = (
-    Claim("gradients of neighbouring layers agree right after init, through the skip path", "about 0.9", _coherent),
-    Claim("without skip path they do not", "0.05", _no_skip),
-    Claim("a linear residual net has the gradients and not the weights", "gradient 0.93, weight 0.22", _linear),
-    Claim("a radial nonlinearity is not enough", "weight 0.22", _radial),
-    Claim("normalisation distributes (sigma^2-weighted, Res+None+LN above Res+ReLU)", "0.303 > 0.249", _weighted),
-    Claim("weights follow the summed gradient once ||dW|| > ||W0||", "no number", _follows),
-    Claim("each projection shows it in its own space, V in none", "order only", _own_space),
+    Claim("gradients of neighbouring layers agree right after init, through the skip path", "about 0.9", _coherent, ("Res+None",)),
+    Claim("without skip path they do not", "0.05", _no_skip, ("NoRes+ReLU",)),
+    Claim("a linear residual net has the gradients and not the weights", "gradient 0.93, weight 0.22", _linear, ("Res+None", "Res+ReLU")),
+    Claim("a radial nonlinearity is not enough", "weight 0.22", _radial, ("Res+Radial", "Res+ReLU")),
+    Claim("normalisation distributes (sigma^2-weighted, Res+None+LN above Res+ReLU)", "0.303 > 0.249", _weighted,
+          ("Res+ReLU", "Res+None+LN")),
+    Claim("weights follow the summed gradient once ||dW|| > ||W0||", "no number", _follows, ("Res+ReLU, init x 0.1",)),
+    Claim("each projection shows it in its own space, V in none", "order only", _own_space, ("Llama, SiLU",)),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from gnomon import report
 from gnomon.studies.study import Claim, Results, Study, Variant
-from gnomon.studies.words import NOT, REPRODUCED, UNTESTABLE
+from gnomon.studies.words import NOT, REPRODUCED
 from gnomon.studies.work import curve
 from gnomon.train import Recipe, preset, replace
 
@@ -108,7 +108,7 @@ def savings(results: Results) -> list[dict[str, Any]]:
         if variant.group != "candidates" or not results.compared(variant.name):
             continue
         row: dict[str, Any] = {"variant": variant.name, "final loss": results.mean(variant.name)}
-        for baseline in (ADAMW, MUON):
+        for baseline in (name for name in (ADAMW, MUON) if name in results):
             total = next(v.recipe for v in results.study.variants if v.name == baseline)
             tokens = reach(results, variant.name, results.mean(baseline))
             row[f"share of {baseline}'s tokens"] = tokens / (total.steps * total.tokens_per_step)
@@ -118,6 +118,8 @@ def savings(results: Results) -> list[dict[str, Any]]:
 
 def figures(page: report.Page, results: Results) -> None:
     """The table of savings."""
+    if not savings(results):
+        return
     formats = {key: ".2f" if "share" in key else ".4f" for key in savings(results)[0] if key != "variant"}
     page.section("Tokens to reach a baseline's final loss").table(savings(results), formats=formats)
 
@@ -126,8 +128,6 @@ def _short(share: float, baseline: str):
     name = next(n for n, s in SHORT.items() if s == share)
 
     def judge(results: Results) -> tuple[str, str]:
-        if name not in results or baseline not in results:
-            return "not run", UNTESTABLE
         ours, theirs = results.mean(name), results.mean(baseline)
         total = next(v.recipe for v in results.study.variants if v.name == baseline)
         crossed = reach(results, OURS, theirs) / (total.steps * total.tokens_per_step)
@@ -138,6 +138,8 @@ def _short(share: float, baseline: str):
 
 
 CLAIMS = (
-    Claim("final loss of tuned Pre-LN + AdamW in 40% of its tokens", "our aim", _short(0.4, ADAMW)),
-    Claim("final loss of tuned Pre-LN + Muon in 70% of its tokens", "our aim", _short(0.7, MUON)),
+    Claim("final loss of tuned Pre-LN + AdamW in 40% of its tokens", "our aim", _short(0.4, ADAMW),
+          (ADAMW, OURS, f"{OURS} in 40% of the tokens")),
+    Claim("final loss of tuned Pre-LN + Muon in 70% of its tokens", "our aim", _short(0.7, MUON),
+          (MUON, OURS, f"{OURS} in 70% of the tokens")),
 )

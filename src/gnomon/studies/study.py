@@ -42,11 +42,12 @@ class Variant:
 @dataclass(frozen=True)
 class Claim:
     """Something a paper says, and how to judge it: `judge(results)` returns our finding and a verdict, one of "reproduced",
-    "not reproduced", "not testable at this scale"."""
+    "not reproduced", "not testable at this scale". It is asked only where all variants it `needs` were run."""
 
     text: str
     paper: str
     judge: Callable[[Results], tuple[str, str]]
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,8 @@ class Results:
         """One row for each claim: claim, paper's number, ours, seeds, verdict."""
         found = []
         for claim in self.study.claims:
-            ours, word = claim.judge(self)
+            there = all(name in self and self.compared(name) for name in claim.needs)
+            ours, word = claim.judge(self) if there else ("not run", "not testable at this scale")
             found.append({"claim": claim.text, "paper": claim.paper, "ours": ours, "seeds": str(len(self.study.seeds)),
                           "verdict": word})  # fmt: skip
         return found

@@ -11,8 +11,8 @@ REPRODUCED, NOT, UNTESTABLE = "reproduced", "not reproduced", "not testable at t
 
 def beats(results: Results, one: str, other: str) -> tuple[str, str]:
     """Whether `one` ends lower than `other` by the study's rule."""
-    if one not in results or other not in results:
-        return "not run", UNTESTABLE
+    if not (results.values(one) and results.values(other)) and not results.fates(other, "diverged"):
+        return "nothing to compare", UNTESTABLE
     found = results.against(one, other)
     lost = {name: results.fates(name, "diverged") for name in (one, other)}
     said = f"{results.mean(one):.4f} against {results.mean(other):.4f}: {found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
@@ -24,8 +24,6 @@ def beats(results: Results, one: str, other: str) -> tuple[str, str]:
 
 def steady(results: Results, name: str) -> tuple[str, str]:
     """Whether runs of `name` diverge, in any compared or tuning run: "reproduced" when a compared one does."""
-    if name not in results:
-        return "not run", UNTESTABLE
     lost = results.fates(name, "diverged")
     tuned = sum(outcome.fate == "diverged" for outcome in results.tuned(name).values())
     said = f"{lost} of {len(results.compared(name))} compared runs diverged, {tuned} of {len(results.tuned(name))} tuning runs"
