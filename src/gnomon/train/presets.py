@@ -49,6 +49,9 @@ TINY_LR = {
     ("pre-norm", "dgram"): 0.04,
     ("pre-norm", "hetero"): 0.08,
     ("pre-norm", "hetero-inv"): 0.04,
+    # On a narrower model: `gnomon study recipe`.
+    ("proj-spheret", "muon"): 0.02,
+    ("proj-spheret", "hetero"): 0.04,
 }
 
 
