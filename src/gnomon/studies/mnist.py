@@ -17,6 +17,7 @@ from typing import Any
 from gnomon.errors import check_name
 from gnomon.files import write_json
 from gnomon.models.mlp import MLPConfig
+from gnomon.studies.verdict import fate
 
 OPTIMIZERS = ("adam", "sign", "sgd")
 
@@ -119,9 +120,8 @@ def train(recipe: MLPRecipe, folder: Path) -> dict[str, Any]:
         else:
             write_json(folder / "mechanism.json", spectra([block.linear.weight.detach() for block in model.blocks]))
         metrics.close()
-    finite = math.isfinite(value) and step == recipe.steps
-    fate = "diverged" if not finite else "stalled" if value > math.log(10) - 0.05 else "learned"
-    return {"fate": fate, "value": value, "seconds": time.monotonic() - started}
+    found = fate([value], math.log(recipe.model.outputs), finite=step == recipe.steps)
+    return {"fate": found, "value": value, "seconds": time.monotonic() - started}
 
 
 def spectra(weights: list[Any]) -> dict[str, float]:
@@ -129,11 +129,13 @@ def spectra(weights: list[Any]) -> dict[str, float]:
     (the likely reading of Eq. 2); `effective_rank`: exp of the entropy of sigma^2 (Eq. 3), mean over layers."""
     import torch
 
+    from gnomon.continuity.metrics import effective_rank
+
     found = [torch.linalg.svd(W.double()) for W in weights]
     shares = [S.square() / S.square().sum() for _, S, _ in found]
     cosines = [(a[2] * b[2]).sum(-1).abs() for a, b in zip(found, found[1:])]
     weighted = [float(share @ cosine) for share, cosine in zip(shares, cosines)]
-    ranks = [float(torch.exp(-torch.xlogy(share, share).sum())) for share in shares]
+    ranks = [effective_rank(S) for _, S, _ in found]
     return {"weighted_v1": sum(weighted) / len(weighted), "effective_rank": sum(ranks) / len(ranks)}
 
 

@@ -175,6 +175,10 @@ class Results:
     def __contains__(self, name: str) -> bool:
         return name in self._variants
 
+    def recipe(self, name: str) -> Any:
+        """What the variant runs, at its first guess of a rate."""
+        return self._variants[name].recipe
+
     def rate(self, name: str) -> float:
         """The tuned learning rate."""
         return best_rate(self.study, self._variants[name], self.measured)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import shutil
 import subprocess
@@ -120,12 +120,15 @@ def _launch(job: Job, folder: Path, processes: int) -> bool:
                     "study.log tells why")  # fmt: skip
 
 
+@functools.cache
 def curve(outcome: Outcome) -> list[dict[str, Any]]:
-    """The metric records of a finished run; [] where there are none."""
-    file = outcome.folder / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    """The metric records of a finished run; [] where there are none. A page asks for each many times."""
+    from gnomon.train.folder import read_metrics
+
+    return read_metrics(outcome.folder) if (outcome.folder / "metrics.jsonl").exists() else []
 
 
+@functools.cache
 def mechanism_of(outcome: Outcome) -> dict[str, Any]:
     """What was measured on the trained model; {} where nothing was."""
     file = outcome.folder / "mechanism.json"
