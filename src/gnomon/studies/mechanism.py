@@ -14,6 +14,7 @@ from torch import Tensor
 from gnomon import data, evaluate
 from gnomon.models.transformer import Transformer
 from gnomon.train.loop import open_data, to_device
+from gnomon.train.probes import attention_seen
 
 TOKENS = 4096
 
@@ -65,19 +66,12 @@ def sinks(model: Transformer, x_BT: Tensor) -> list[float]:
     `uniform_sink` is what equal attention to all would give."""
     found: list[float] = []
     half = x_BT.shape[1] // 2
-    for block in model.blocks:
-        attention = block.attention
 
-        def look(q: Tensor, k: Tensor, attention=attention) -> None:
-            share_BHTS = attention.logits(q, k).float().softmax(-1)
-            found.append(share_BHTS[..., half:, 0].mean().item())
+    def look(logits_BHTS: Tensor) -> None:
+        found.append(logits_BHTS.float().softmax(-1)[..., half:, 0].mean().item())
 
-        attention.observer = look
-    try:
+    with attention_seen(model, look):
         model(x_BT)
-    finally:
-        for block in model.blocks:
-            block.attention.observer = None
     return found
 
 

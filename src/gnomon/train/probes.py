@@ -5,6 +5,8 @@ Legend: B batch, T tokens, D channels, H query heads, S tokens attended to.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,24 +36,32 @@ def probe(model: Transformer, tokens_BT: Tensor) -> dict[str, Any]:
         found["stream_norm"].append(out.square().sum(-1).mean().sqrt())
         found["angle"].append(angle(h, out).mean())
 
-    handles = []
+    joins = [join for block in model.blocks for join in (block.join_attention, block.join_mlp)]
+    handles = [join.register_forward_hook(after_join) for join in joins]
     try:
-        for block in model.blocks:
-            attention = block.attention
-            attention.observer = lambda q, k, attention=attention: _attention(attention.logits(q, k), found)
-            handles += [join.register_forward_hook(after_join) for join in (block.join_attention, block.join_mlp)]
-        with eager(model):
+        with attention_seen(model, lambda logits_BHTS: _attention(logits_BHTS, found)), eager(model):
             model(tokens_BT)
     finally:
         for handle in handles:
             handle.remove()
-        for block in model.blocks:
-            block.attention.observer = None
     result = {key: torch.stack(values).tolist() for key, values in found.items()}
     steps = [whole(m.step_size()).mean() for m in model.modules() if isinstance(m, Residual) and hasattr(m, "step_size")]
     if steps:
         result["step_size"] = torch.stack(steps).tolist()
     return result
+
+
+@contextlib.contextmanager
+def attention_seen(model: Transformer, look: Callable[[Tensor], None]) -> Iterator[None]:
+    """While open, a forward pass shows `look` the attention logits (B, H, T, S) of each block, -inf where masked."""
+    try:
+        for block in model.blocks:
+            attention = block.attention
+            attention.observer = lambda q, k, attention=attention: look(attention.logits(q, k))
+        yield
+    finally:
+        for block in model.blocks:
+            block.attention.observer = None
 
 
 @torch.no_grad()
