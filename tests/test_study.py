@@ -7,13 +7,15 @@ import json
 import math
 
 import pytest
+import torch
 
-from gnomon import studies
+from gnomon import data, evaluate, studies
 from gnomon.cli import main
 from gnomon.errors import UserError
-from gnomon.studies import dry, recipe, runner, verdict
+from gnomon.studies import dry, mechanism, recipe, runner, verdict
 from gnomon.studies.study import TUNING_SEED, Job, Outcome, Results, Study, Variant, at_edge, plan, rates, wanted
 from gnomon.train import preset, replace
+from gnomon.train.loop import open_data, to_device
 
 TINY = {
     "steps": 4, "model.layers": 2, "model.width": 16, "model.heads": 2, "model.context": 16, "data.batch": 2,
@@ -154,6 +156,22 @@ def test_end_to_end(finished):
     inside = json.loads((folder / results.compared("plain")[0].folder / "mechanism.json").read_text())
     assert len(inside["worth"]) == 2 and all(0 <= share <= 1 for share in inside["sink"])
     assert not list(folder.glob("runs/*/tune-*/checkpoints/*"))
+
+
+def test_worth_is_the_loss_without_the_block(finished):
+    one, folder, results, _ = finished
+    run = folder / results.compared("sphere")[0].folder
+    model, _, recipe = evaluate.load(run)
+    T = recipe.model.context
+    windows = data.slices(open_data(recipe)[1], context=T, count=mechanism.tokens(recipe) // T)
+    x_BT, y_BT = to_device(windows, model.embed.weight.device)
+    with torch.no_grad():
+        whole = model.loss(x_BT, y_BT).item()
+        blocks, found = model.blocks, []
+        for i in range(len(blocks)):
+            model.blocks = torch.nn.ModuleList([block for j, block in enumerate(blocks) if j != i])
+            found.append(model.loss(x_BT, y_BT).item() - whole)
+    assert json.loads((run / "mechanism.json").read_text())["worth"] == pytest.approx(found, abs=1e-5)
 
 
 def test_a_second_call_runs_nothing_and_a_missing_run_alone_is_done_again(finished):

@@ -52,6 +52,7 @@ def test_run_folder(tmp_path):
     last = metrics[-1]
     assert len(last["stream_norm"]) == len(last["angle"]) == len(last["step_size"]) == 4
     assert last["stream_norm"] == pytest.approx([32**0.5] * 4, rel=1e-5)
+    assert len(last["stream_coherence"]) == 4 and all(0 < value < 1 for value in last["stream_coherence"])
     assert len(last["attention_logit_max"]) == len(last["attention_entropy"]) == 2
     assert 0 < max(last["attention_entropy"]) < torch.log(torch.tensor(32.0))
     assert record == {**last, "stopped": False}

@@ -24,6 +24,8 @@ _KNOWN = {
     "tokens_per_second": Measure("Throughput", "tokens/s", "Optimisation"),
     "stream_norm": Measure("Stream norm", "‖h‖", "Hidden states",
                            "Euclidean norm of the hidden state after each sublayer."),
+    "stream_coherence": Measure("Coherence of the stream", "|mean of h/‖h‖|", "Hidden states",
+                                "Length of the mean unit state over tokens; 1: all states are one point."),
     "angle": Measure("Angle moved", "radians", "Hidden states",
                      "By how much each sublayer turns the hidden state."),
     "step_size": Measure("Step size", "α", "Hidden states",

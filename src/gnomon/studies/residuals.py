@@ -8,10 +8,13 @@ the sphere can stop at the entropy of single tokens, and what else cures it (doc
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+from gnomon import report
 from gnomon.studies.study import Claim, Results, Study, Variant
 from gnomon.studies.words import NOT, REPRODUCED, beats
+from gnomon.studies.work import curve
 from gnomon.train import Recipe, preset, replace
 
 RESIDUALS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,12 +40,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cap 0.5": {"cap": 0.5},
 }
 
+BARE = "no head bias"
+"""The group; and a part of its variants' names."""
+
 DEEP = ("Pre-LN", "Post-LN", "Keel", "sphere p=1")
 
 # Narrow, because depth and the number of runs are what this study is about; 1/sqrt(64) is the init.
 TINY: dict[str, Any] = {
     "steps": 200, "model.width": 64, "model.heads": 2, "model.context": 64, "model.layers": 12, "model.init_std": 0.125,
-    "schedule.warmup": 20, "data.batch": 8, "watch.eval_every": 40, "watch.eval_tokens": 16384, "watch.save_every": 0,
+    "schedule.warmup": 20, "data.batch": 8, "watch.eval_every": 50, "watch.eval_tokens": 8192, "watch.save_every": 0,
 }  # fmt: skip
 
 SMALL: dict[str, Any] = {
@@ -81,14 +87,16 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
                         None if name == "Pre-LN" else f"Pre-LN, {layers} layers", model__layers=layers)
                 for name in DEEP
             ]  # fmt: skip
-        bare: dict[str, Any] = {"model__head_bias": False}
+        bare: dict[str, Any] = {"model__head_bias": False, "watch__probe_every": 10}
         variants += [
-            variant("Pre-LN, no head bias", "Pre-LN", "no head bias", short, None, **bare),
-            variant("p=1, no head bias", "sphere p=1", "no head bias", short, "Pre-LN, no head bias", **bare),
-            variant("p=1, no head bias, cap 0.3", "sphere p=1", "no head bias", short, "p=1, no head bias",
-                    options={"cap": 0.3}, **bare),
-            variant("p=1, no head bias, hetero", "sphere p=1", "no head bias", (0.02, 0.04, 0.08), "p=1, no head bias",
-                    optim__name="manifold-muon", optim__assignment="hetero", optim__adamw_lr=4e-3, **bare),
+            variant("Pre-LN, no head bias", "Pre-LN", BARE, short, None, **bare),
+            variant("p=1, no head bias", "sphere p=1", BARE, short, "Pre-LN, no head bias", **bare),
+            variant("p=1, no head bias, cap 0.3", "sphere p=1", BARE, short, "p=1, no head bias", options={"cap": 0.3}, **bare),
+        ]
+        variants += [
+            variant(f"p=1, no head bias, {assignment}", "sphere p=1", BARE, (0.02, 0.04, 0.08), "p=1, no head bias",
+                    optim__name="manifold-muon", optim__assignment=assignment, optim__adamw_lr=4e-3, **bare)
+            for assignment in ("stiefel", "hetero")
         ]  # fmt: skip
     return Study(
         name="residuals",
@@ -134,6 +142,45 @@ def _others_fail(results: Results) -> tuple[str, str]:
     return ("failed at 48 layers: " + ", ".join(failed)) if failed else "all learned at 48 layers", REPRODUCED if failed else NOT
 
 
+def _stall(results: Results) -> tuple[str, str]:
+    """Where the sphere without a head bias learns nothing but token frequencies, and how far its largest step then turns."""
+    said, stalled = [], False
+    for rate, outcome in results.tuned("p=1, no head bias").items():
+        turned = max((max(record["angle"]) for record in curve(outcome) if "angle" in record), default=math.nan)
+        said.append(f"lr {rate:g}: {outcome.fate} at {outcome.value:.2f}, largest ratio {math.tan(turned):.1f}")
+        stalled |= outcome.fate != "learned"
+    return "; ".join(said), REPRODUCED if stalled else NOT
+
+
+def _cure(name: str) -> Callable[[Results], tuple[str, str]]:
+
+    def judge(results: Results) -> tuple[str, str]:
+        runs = results.tuned(name)
+        failed = [f"{rate:g} ({out.fate})" for rate, out in runs.items() if out.fate != "learned"]
+        rates = ", ".join(f"{rate:g}" for rate in runs)
+        said = f"loss {results.mean(name):.4f} against {results.mean('p=1, no head bias'):.4f} without; rates {rates}: "
+        return said + (f"failed at {', '.join(failed)}" if failed else "all learned"), NOT if failed else REPRODUCED
+
+    return judge
+
+
+def figures(page: report.Page, results: Results) -> None:
+    """How far the sphere without a head bias turns, and how alike its states become, at every rate tried."""
+    rows = [
+        {"run": f"{name.removeprefix('p=1, no head bias').lstrip(', ') or 'plain'}, lr {rate:g}", "step": record["step"],
+         "turn": max(record["angle"]), "alike": record["stream_coherence"][-1]}
+        for name in (v.name for v in results.study.variants if v.group == BARE and v.name.startswith("p=1"))
+        for rate, outcome in results.tuned(name).items() for record in curve(outcome) if "angle" in record
+    ]  # fmt: skip
+    if rows:
+        page.section("Why the sphere can stop at the entropy of single tokens")
+        page.chart(report.curves(rows, "step", "turn", "run", title="Largest angle of a sublayer", y_title="radians"),
+                   "Tuning runs. The ratio of step to stream is the tangent of this angle.", "stall-angle")  # fmt: skip
+        page.chart(report.curves(rows, "step", "alike", "run", title="Coherence of the last states",
+                                 y_title="length of the mean unit state"),
+                   "1: the states of all tokens are one point.", "stall-coherence")  # fmt: skip
+
+
 CLAIMS = (
     Claim("1-SpheretNorm beats Peri-LN", "perplexity 16.81 < 19.09 (24 layers)", lambda r: beats(r, "sphere p=1", "Peri-LN"),
           ("sphere p=1", "Peri-LN")),
@@ -144,4 +191,8 @@ CLAIMS = (
           lambda r: beats(r, "sphere p=1, 48 layers", "Pre-LN, 48 layers"), ("sphere p=1, 48 layers", "Pre-LN, 48 layers")),
     Claim("deep baselines stall or diverge", "Pre-LN and Keel diverged", _others_fail, ("Pre-LN, 48 layers",)),
     Claim("every SpheretNorm converges", "always", _converges, ("sphere p=1",)),
+    Claim("without a head bias the sphere stalls at a high rate", "our prototype, lr 1e-2: 3.35", _stall, ("p=1, no head bias",)),
+    *(Claim(f"{what} removes that stall", "our question", _cure(f"p=1, no head bias, {name}"),
+            ("p=1, no head bias", f"p=1, no head bias, {name}"))
+      for what, name in (("a cap on the ratio", "cap 0.3"), ("Stiefel weights", "stiefel"), ("hetero weights", "hetero"))),
 )  # fmt: skip

@@ -26,14 +26,16 @@ def probe(model: Transformer, tokens_BT: Tensor) -> dict[str, Any]:
 
     Returns:
         Lists over sublayers: `stream_norm` (root mean square over tokens of |h| after it), `angle` (mean angle in
-        radians it turns h by), `step_size` (alpha, where the residual has one). Lists over blocks:
+        radians it turns h by), `stream_coherence` (length of the mean over tokens of h / |h| after it: 1 when all states
+        point the same way), `step_size` (alpha, where the residual has one). Lists over blocks:
         `attention_logit_max` and `attention_entropy` (nats, mean over heads and tokens).
     """
-    found: dict[str, list] = {"stream_norm": [], "angle": [], "attention_logit_max": [], "attention_entropy": []}
+    found: dict[str, list] = {"stream_norm": [], "stream_coherence": [], "angle": [], "attention_logit_max": [], "attention_entropy": []}
 
     def after_join(_module, inputs, output):
         h, out = inputs[0].float(), output.float()
         found["stream_norm"].append(out.square().sum(-1).mean().sqrt())
+        found["stream_coherence"].append(unit(out).flatten(0, -2).mean(0).norm())
         found["angle"].append(angle(h, out).mean())
 
     joins = [join for block in model.blocks for join in (block.join_attention, block.join_mlp)]
@@ -91,5 +93,10 @@ def _attention(logits_BHTS: Tensor, found: dict[str, list]) -> None:
 
 def angle(x: Tensor, y: Tensor) -> Tensor:
     """Angle between rows in radians: 2 atan2(|u - w|, |u + w|) of unit vectors, accurate near 0 and pi unlike acos."""
-    u, w = (v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny) for v in (x, y))
+    u, w = unit(x), unit(y)
     return 2 * torch.atan2((u - w).norm(dim=-1), (u + w).norm(dim=-1))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of length 1; a row of zeros stays."""
+    return x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
