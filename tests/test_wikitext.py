@@ -10,7 +10,6 @@ import pytest
 from gnomon import evaluate
 from gnomon.data import wikitext
 from gnomon.errors import UserError
-from gnomon.train import preset, replace, train
 
 TEXT = """ 
  = Robert the Robot = 
@@ -56,17 +55,8 @@ def test_spelling_and_words_are_those_of_lm_eval():
     assert '"I, Robot", of 2.5 hours (or 2,000 seconds)' in wikitext.detokenised(TEXT)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "run"
-    changes = {"model.layers": 1, "model.width": 16, "model.heads": 2, "model.context": 64, "data.batch": 2,
-               "steps": 2, "watch.eval_tokens": 64, "watch.probe_tokens": 32, "compute.device": "cpu"}  # fmt: skip
-    train(replace(preset("tiny"), changes), folder)
-    return folder
-
-
 @pytest.mark.parametrize("suffix", [".txt", ".tokens.gz"])
-def test_perplexities_are_those_of_lm_eval_s_task(run, tmp_path, suffix):
+def test_perplexities_are_those_of_lm_eval_s_task(tiny_run, tmp_path, suffix):
     theirs = pytest.importorskip("lm_eval.tasks.wikitext.preprocess_wikitext")
     from lm_eval.api.instance import Instance
 
@@ -74,10 +64,10 @@ def test_perplexities_are_those_of_lm_eval_s_task(run, tmp_path, suffix):
 
     file = tmp_path / f"wiki{suffix}"
     file.write_bytes(gzip.compress(TEXT.encode()) if suffix.endswith("gz") else TEXT.encode())
-    printed, bare = evaluate.wikitext(run, str(file), device="cpu")
+    printed, bare = evaluate.wikitext(tiny_run, str(file), device="cpu")
     assert (printed["text"], bare["text"], printed["articles"]) == ("detokenised", "as it is", 3)
 
-    model, tokenizer, _ = evaluate.load(run, "cpu")
+    model, tokenizer, _ = evaluate.load(tiny_run, "cpu")
     docs = [{"page": page} for page in wikitext.split_articles(TEXT)]
     requests = [Instance("loglikelihood_rolling", doc, (theirs.wikitext_detokenizer(doc),), 0) for doc in docs]
     scores = [
@@ -92,14 +82,14 @@ def test_perplexities_are_those_of_lm_eval_s_task(run, tmp_path, suffix):
     assert printed["loss"] == pytest.approx(math.log(printed["perplexity"]))
 
 
-def test_part_of_it(run, tmp_path):
+def test_part_of_it(tiny_run, tmp_path):
     (tmp_path / "wiki.txt").write_text(TEXT)
-    printed, bare = evaluate.wikitext(run, str(tmp_path / "wiki.txt"), tokens=100, device="cpu")
+    printed, bare = evaluate.wikitext(tiny_run, str(tmp_path / "wiki.txt"), tokens=100, device="cpu")
     assert printed["articles"] == bare["articles"] == 1 and bare["tokens"] >= 100
-    assert evaluate.wikitext(run, str(tmp_path / "wiki.txt"), tokens=10**9, device="cpu")[0]["articles"] == 3
+    assert evaluate.wikitext(tiny_run, str(tmp_path / "wiki.txt"), tokens=10**9, device="cpu")[0]["articles"] == 3
 
 
-def test_sets_of_the_hub_are_joined_as_the_file_is(run, monkeypatch):
+def test_sets_of_the_hub_are_joined_as_the_file_is(tiny_run, monkeypatch):
     datasets = pytest.importorskip("datasets")
     asked = []
 
@@ -116,15 +106,15 @@ def test_sets_of_the_hub_are_joined_as_the_file_is(run, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", fails)
     with pytest.raises(UserError, match="wikitext-2 from the hub failed: ConnectionError: no route"):
-        evaluate.wikitext(run, "wikitext-2")
+        evaluate.wikitext(tiny_run, "wikitext-2")
 
 
-def test_other_files_are_refused(run, tmp_path):
+def test_other_files_are_refused(tiny_run, tmp_path):
     (tmp_path / "novel.txt").write_text("It was a dark night.\n")
     with pytest.raises(UserError, match="not in WikiText's form"):
-        evaluate.wikitext(run, str(tmp_path / "novel.txt"))
+        evaluate.wikitext(tiny_run, str(tmp_path / "novel.txt"))
     with pytest.raises(UserError, match="Did you mean 'wikitext-2'"):
-        evaluate.wikitext(run, "wikitext2")
+        evaluate.wikitext(tiny_run, "wikitext2")
     (tmp_path / "novel.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match="not UTF-8"):
-        evaluate.wikitext(run, str(tmp_path / "novel.txt"))
+        evaluate.wikitext(tiny_run, str(tmp_path / "novel.txt"))

@@ -13,7 +13,6 @@ from gnomon.errors import UserError
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
 from gnomon.scoring import complete, loglikelihoods, windows
-from gnomon.train import preset, replace, train
 from gnomon.zeroshot import ZERO_SHOT, _find, evaluate_tasks, harness_model
 
 CHOICES = [
@@ -201,18 +200,9 @@ def test_generation_in_a_batch_is_generation_alone():
         complete(model, prompts, 16, stop=bool)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "run"
-    changes = {"model.layers": 1, "model.width": 16, "model.heads": 2, "model.context": 64, "data.batch": 2,
-               "steps": 2, "watch.eval_tokens": 64, "watch.probe_tokens": 32, "compute.device": "cpu"}  # fmt: skip
-    train(replace(preset("tiny"), changes), folder)
-    return folder
-
-
-def test_a_run_gets_rows_for_tasks_by_name_and_pattern(run, tasks):
+def test_a_run_gets_rows_for_tasks_by_name_and_pattern(tiny_run, tasks):
     pytest.importorskip("lm_eval")
-    rows = evaluate_tasks(run, ["choices_here", "*_word_here"], task_path=tasks, limit=3, device="cpu")
+    rows = evaluate_tasks(tiny_run, ["choices_here", "*_word_here"], task_path=tasks, limit=3, device="cpu")
     by_metric = {(row["task"], row["metric"]): row for row in rows}
     assert by_metric.keys() == {
         ("choices_here", "acc"), ("choices_here", "acc_norm"), ("last_word_here", "perplexity"), ("last_word_here", "acc"),
@@ -221,7 +211,7 @@ def test_a_run_gets_rows_for_tasks_by_name_and_pattern(run, tasks):
     assert (row["documents"], row["fewshot"], row["version"]) == (3, 0, 1.0) and row["value"] * 3 in (0, 1, 2, 3)
 
 
-def test_mistakes_are_told(run, tasks, monkeypatch):
+def test_mistakes_are_told(tiny_run, tasks, monkeypatch):
     their_tasks = pytest.importorskip("lm_eval.tasks")
 
     class Few(their_tasks.TaskManager):
@@ -232,15 +222,15 @@ def test_mistakes_are_told(run, tasks, monkeypatch):
 
     monkeypatch.setattr(their_tasks, "TaskManager", Few)
     with pytest.raises(UserError, match="unknown task 'choice_here'. Did you mean 'choices_here'"):
-        evaluate_tasks(run, ["choice_here"], task_path=tasks)
+        evaluate_tasks(tiny_run, ["choice_here"], task_path=tasks)
     with pytest.raises(UserError, match="no folder"):
-        evaluate_tasks(run, ["piqa"], task_path=tasks / "nowhere")
+        evaluate_tasks(tiny_run, ["piqa"], task_path=tasks / "nowhere")
     (tasks / "choices.jsonl").rename(tasks / "away.jsonl")
     with pytest.raises(UserError, match="'choices_here' could not be loaded: .*--task-path"):
-        evaluate_tasks(run, ["choices_here"], task_path=tasks)
+        evaluate_tasks(tiny_run, ["choices_here"], task_path=tasks)
     monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
     with pytest.raises(UserError, match=r'pip install "gnomon\[eval\]"'):
-        evaluate_tasks(run, ["piqa"])
+        evaluate_tasks(tiny_run, ["piqa"])
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ the tokens" and "in 70%" are whole short runs with a schedule of their own, and 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 from gnomon import report
@@ -30,20 +31,29 @@ SMALL: dict[str, Any] = {
     "watch.eval_every": 100, "watch.eval_tokens": 65536, "watch.probe_every": 500, "watch.save_every": 250,
 }  # fmt: skip
 
-CANDIDATES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    ADAMW: ("pre-norm", "adamw", {}),
-    MUON: ("pre-norm", "muon", {}),
-    "Peri-LN + Muon": ("peri-norm", "muon", {}),
-    "sphere + AdamW": ("proj-spheret", "adamw", {}),
-    OURS: ("proj-spheret", "muon", {}),
-    "sphere + hetero": ("proj-spheret", "hetero", {}),
-    "sphere + stiefel": ("proj-spheret", "stiefel", {}),
-    "sphere + Muon, Cayley": ("cay-spheret", "muon", {}),
-    "sphere + Muon, harmonic decay": ("proj-spheret", "muon", {"model.residual_options.decay": "harmonic"}),
-    "sphere + Muon, QK-norm": ("proj-spheret", "muon", {"model.qk_norm": True}),
-    "sphere + Muon, WSD": ("proj-spheret", "muon", {"schedule.name": "wsd", "schedule.decay": 0.4}),
-    "sphere + Muon, AdamW rate x 3": ("proj-spheret", "muon", {"optim.adamw_lr": 1.2e-2}),
+CANDIDATES: dict[str, tuple[str, str]] = {
+    ADAMW: ("pre-norm", "adamw"),
+    MUON: ("pre-norm", "muon"),
+    "Peri-LN + Muon": ("peri-norm", "muon"),
+    "sphere + AdamW": ("proj-spheret", "adamw"),
+    OURS: ("proj-spheret", "muon"),
+    "sphere + Muon, Cayley": ("cay-spheret", "muon"),
+    "sphere + hetero": ("proj-spheret", "hetero"),
+    "sphere + stiefel": ("proj-spheret", "stiefel"),
 }
+"""Residual and assignment."""
+
+FACTORS: dict[str, Callable[[Recipe], dict[str, Any]]] = {
+    "harmonic decay": lambda base: {"model.residual_options.decay": "harmonic"},
+    "QK-norm": lambda base: {"model.qk_norm": True},
+    "init / 2": lambda base: {"model.init_std": base.model.init_std / 2},
+    "AdamW rate x 3": lambda base: {"optim.adamw_lr": base.optim.adamw_lr * 3},
+    "momentum 0.9": lambda base: {"optim.momentum": 0.9},
+    "warm-up / 4": lambda base: {"schedule.warmup": base.schedule.warmup // 4},
+    "WSD": lambda base: {"schedule.name": "wsd", "schedule.decay": 0.4},
+    "linear to 0": lambda base: {"schedule.name": "wsd", "schedule.decay": 1.0, "schedule.floor": 0.0},
+}
+"""What is changed, one at a time, in "sphere + Muon"."""
 
 SHORT = {f"{OURS} in 40% of the tokens": 0.4, f"{OURS} in 70% of the tokens": 0.7}
 
@@ -55,11 +65,15 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         "small": {"adamw": (1e-3, 2e-3, 4e-3), "muon": (0.01, 0.02, 0.04)},
         "paper": {"adamw": (6e-4,), "muon": (0.02,)},
     }[scale]
-    variants = []
-    for name, (residual, assignment, settings) in CANDIDATES.items():
-        recipe = replace(_base(scale, residual, assignment), {**settings, **changes})
+
+    def variant(name: str, residual: str, assignment: str, change: Callable[[Recipe], dict[str, Any]] | None = None) -> Variant:
+        recipe = _base(scale, residual, assignment)
+        recipe = replace(recipe, {**(change(recipe) if change else {}), **changes})
         rates = grids["adamw" if assignment == "adamw" else "muon"]
-        variants.append(Variant(name, recipe, rates, None if name == MUON else MUON, "candidates"))
+        return Variant(name, recipe, rates, None if name == MUON else MUON, "candidates")
+
+    variants = [variant(name, *which) for name, which in CANDIDATES.items()]
+    variants += [variant(f"{OURS}, {name}", *CANDIDATES[OURS], change) for name, change in FACTORS.items()]
     favourite = next(v for v in variants if v.name == OURS)
     for name, part in SHORT.items():
         recipe = replace(favourite.recipe, {"steps": max(int(favourite.recipe.steps * part), 1)})

@@ -17,27 +17,20 @@ from gnomon.studies.words import NOT, REPRODUCED, beats
 from gnomon.studies.work import curve
 from gnomon.train import Recipe, preset, replace
 
-RESIDUALS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Pre-LN": ("pre-norm", {}),
-    "Post-LN": ("post-norm", {}),
-    "Pre-DyT": ("pre-dyt", {}),
-    "Peri-LN": ("peri-norm", {}),
-    "Keel": ("keel", {}),
-    "DeepNorm": ("deepnorm", {}),
-    "LayerNorm scaling": ("layernorm-scaling", {}),
-    "GeoNorm": ("geonorm", {}),
-    "sphere p=0.5": ("sphere", {"p": 0.5}),
-    "sphere p=1": ("sphere", {"p": 1.0}),
-    "sphere p=2": ("sphere", {"p": 2.0}),
-    "sphere p=4": ("sphere", {"p": 4.0}),
-    "sphere p=inf": ("sphere", {"p": math.inf}),
+NAMES = {
+    "Pre-LN": "pre-norm", "Post-LN": "post-norm", "Pre-DyT": "pre-dyt", "Peri-LN": "peri-norm", "Keel": "keel",
+    "DeepNorm": "deepnorm", "LayerNorm scaling": "layernorm-scaling", "GeoNorm": "geonorm",
+}  # fmt: skip
+
+RESIDUALS: dict[str, dict[str, Any]] = {name: {"model.residual": residual} for name, residual in NAMES.items()} | {
+    f"sphere p={p:g}": {"model.residual": "sphere", "model.residual_options.p": p} for p in (0.5, 1.0, 2.0, 4.0, math.inf)
 }
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "l counts blocks": {"count": "block"},
-    "no decay": {"decay": "none"},
-    "harmonic decay": {"decay": "harmonic"},
-    "cap 0.5": {"cap": 0.5},
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "l counts blocks": ("count", "block"),
+    "no decay": ("decay", "none"),
+    "harmonic decay": ("decay", "harmonic"),
+    "cap 0.5": ("cap", 0.5),
 }
 
 BARE = "no head bias"
@@ -64,40 +57,33 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     short = wide[1:] if scale == "tiny" else wide
     base = _base(scale)
 
-    def variant(name: str, like: str, group: str, rates: tuple[float, ...], baseline: str | None, **settings: Any) -> Variant:
-        residual, options = RESIDUALS[like]
-        options = options | settings.pop("options", {})
-        plain = {key.replace("__", "."): value for key, value in settings.items()}
-        chosen = replace(base, {"model.residual": residual, **plain, **changes})
-        chosen = replace(chosen, {f"model.residual_options.{key}": value for key, value in options.items()})
-        return Variant(name, chosen, rates, baseline, group)
+    def variant(name: str, group: str, settings: dict[str, Any], rates: tuple[float, ...], baseline: str) -> Variant:
+        return Variant(name, replace(base, {**settings, **changes}), rates, None if name == baseline else baseline, group)
 
-    variants = [
-        variant(name, name, "twelve layers" if scale == "tiny" else "", wide, None if name == "Pre-LN" else "Pre-LN")
-        for name in RESIDUALS
-    ]
+    main = "twelve layers" if scale == "tiny" else ""
+    variants = [variant(name, main, settings, wide, "Pre-LN") for name, settings in RESIDUALS.items()]
     if scale == "tiny":
+        sphere = RESIDUALS["sphere p=1"]
         variants += [
-            variant(f"p=1, {name}", "sphere p=1", "decay and cap", short, "sphere p=1", options=options)
-            for name, options in OPTIONS.items()
+            variant(f"p=1, {name}", "decay and cap", {**sphere, f"model.residual_options.{key}": value}, short, "sphere p=1")
+            for name, (key, value) in OPTIONS.items()
         ]
-        for layers in (6, 24, 48):
+        for depth in (6, 24, 48):
+            group = f"{depth} layers"
             variants += [
-                variant(f"{name}, {layers} layers", name, f"{layers} layers", short,
-                        None if name == "Pre-LN" else f"Pre-LN, {layers} layers", model__layers=layers)
+                variant(f"{name}, {group}", group, {**RESIDUALS[name], "model.layers": depth}, short, f"Pre-LN, {group}")
                 for name in DEEP
-            ]  # fmt: skip
-        bare: dict[str, Any] = {"model__head_bias": False, "watch__probe_every": 10}
+            ]
+        bare = {"model.head_bias": False, "watch.probe_every": 10}
+        plain, matrices = f"p=1, {BARE}", (0.02, 0.04, 0.08)
         variants += [
-            variant("Pre-LN, no head bias", "Pre-LN", BARE, short, None, **bare),
-            variant("p=1, no head bias", "sphere p=1", BARE, short, "Pre-LN, no head bias", **bare),
-            variant("p=1, no head bias, cap 0.3", "sphere p=1", BARE, short, "p=1, no head bias", options={"cap": 0.3}, **bare),
+            variant(f"Pre-LN, {BARE}", BARE, RESIDUALS["Pre-LN"] | bare, short, f"Pre-LN, {BARE}"),
+            variant(plain, BARE, sphere | bare, short, f"Pre-LN, {BARE}"),
+            variant(f"{plain}, cap 0.3", BARE, sphere | bare | {"model.residual_options.cap": 0.3}, short, plain),
         ]
-        variants += [
-            variant(f"p=1, no head bias, {assignment}", "sphere p=1", BARE, (0.02, 0.04, 0.08), "p=1, no head bias",
-                    optim__name="manifold-muon", optim__assignment=assignment, optim__adamw_lr=4e-3, **bare)
-            for assignment in ("stiefel", "hetero")
-        ]  # fmt: skip
+        for assignment in ("stiefel", "hetero"):
+            optim = {"optim.name": "manifold-muon", "optim.assignment": assignment, "optim.adamw_lr": 4e-3}
+            variants.append(variant(f"{plain}, {assignment}", BARE, sphere | bare | optim, matrices, plain))
     return Study(
         name="residuals",
         title="How sublayers join the stream: thirteen residuals over learning rate and depth",
@@ -145,7 +131,7 @@ def _others_fail(results: Results) -> tuple[str, str]:
 def _stall(results: Results) -> tuple[str, str]:
     """Where the sphere without a head bias learns nothing but token frequencies, and how far its largest step then turns."""
     said, stalled = [], False
-    for rate, outcome in results.tuned("p=1, no head bias").items():
+    for rate, outcome in results.tuned(f"p=1, {BARE}").items():
         turned = max((max(record["angle"]) for record in curve(outcome) if "angle" in record), default=math.nan)
         said.append(f"lr {rate:g}: {outcome.fate} at {outcome.value:.2f}, largest ratio {math.tan(turned):.1f}")
         stalled |= outcome.fate != "learned"
@@ -158,7 +144,7 @@ def _cure(name: str) -> Callable[[Results], tuple[str, str]]:
         runs = results.tuned(name)
         failed = [f"{rate:g} ({out.fate})" for rate, out in runs.items() if out.fate != "learned"]
         rates = ", ".join(f"{rate:g}" for rate in runs)
-        said = f"loss {results.mean(name):.4f} against {results.mean('p=1, no head bias'):.4f} without; rates {rates}: "
+        said = f"loss {results.mean(name):.4f} against {results.mean(f'p=1, {BARE}'):.4f} without; rates {rates}: "
         return said + (f"failed at {', '.join(failed)}" if failed else "all learned"), NOT if failed else REPRODUCED
 
     return judge
@@ -191,8 +177,8 @@ CLAIMS = (
           lambda r: beats(r, "sphere p=1, 48 layers", "Pre-LN, 48 layers"), ("sphere p=1, 48 layers", "Pre-LN, 48 layers")),
     Claim("deep baselines stall or diverge", "Pre-LN and Keel diverged", _others_fail, ("Pre-LN, 48 layers",)),
     Claim("every SpheretNorm converges", "always", _converges, ("sphere p=1",)),
-    Claim("without a head bias the sphere stalls at a high rate", "our prototype, lr 1e-2: 3.35", _stall, ("p=1, no head bias",)),
-    *(Claim(f"{what} removes that stall", "our question", _cure(f"p=1, no head bias, {name}"),
-            ("p=1, no head bias", f"p=1, no head bias, {name}"))
+    Claim("without a head bias the sphere stalls at a high rate", "our prototype, lr 1e-2: 3.35", _stall, (f"p=1, {BARE}",)),
+    *(Claim(f"{what} removes that stall", "our question", _cure(f"p=1, {BARE}, {name}"),
+            (f"p=1, {BARE}", f"p=1, {BARE}, {name}"))
       for what, name in (("a cap on the ratio", "cap 0.3"), ("Stiefel weights", "stiefel"), ("hetero weights", "hetero"))),
 )  # fmt: skip
