@@ -8,7 +8,7 @@ the sphere can stop at the entropy of single tokens, and what else cures it (doc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gnomon import report
@@ -32,6 +32,8 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "harmonic decay": ("decay", "harmonic"),
     "cap 0.5": ("cap", 0.5),
 }
+
+CAP = {"model.residual_options.cap": 0.3}
 
 BARE = "no head bias"
 """The group; and a part of its variants' names."""
@@ -70,16 +72,19 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         ]
         for depth in (6, 24, 48):
             group = f"{depth} layers"
+            chosen = {name: RESIDUALS[name] for name in DEEP}
+            if depth > 12:
+                chosen["sphere p=1, cap 0.3"] = sphere | CAP
             variants += [
-                variant(f"{name}, {group}", group, {**RESIDUALS[name], "model.layers": depth}, short, f"Pre-LN, {group}")
-                for name in DEEP
+                variant(f"{name}, {group}", group, {**settings, "model.layers": depth}, short, f"Pre-LN, {group}")
+                for name, settings in chosen.items()
             ]
         bare = {"model.head_bias": False, "watch.probe_every": 10}
         plain, matrices = f"p=1, {BARE}", (0.02, 0.04, 0.08)
         variants += [
             variant(f"Pre-LN, {BARE}", BARE, RESIDUALS["Pre-LN"] | bare, short, f"Pre-LN, {BARE}"),
-            variant(plain, BARE, sphere | bare, short, f"Pre-LN, {BARE}"),
-            variant(f"{plain}, cap 0.3", BARE, sphere | bare | {"model.residual_options.cap": 0.3}, short, plain),
+            variant(plain, BARE, sphere | bare, (*short, 1.6e-2), f"Pre-LN, {BARE}"),
+            variant(f"{plain}, cap 0.3", BARE, sphere | bare | CAP, (*short, 1.6e-2), plain),
         ]
         for assignment in ("stiefel", "hetero"):
             optim = {"optim.name": "manifold-muon", "optim.assignment": assignment, "optim.adamw_lr": 4e-3}
@@ -103,11 +108,16 @@ def _base(scale: str) -> Recipe:
 
 
 def _converges(results: Results) -> tuple[str, str]:
-    spheres = [v.name for v in results.study.variants if v.name.startswith(("sphere", "p=1"))]
-    bad = {name: results.fates(name, "diverged") + results.fates(name, "stalled") for name in spheres}
-    failed = {name: count for name, count in bad.items() if count}
-    said = "; ".join(f"{name}: {count} of {len(results.compared(name))} stalled or diverged" for name, count in failed.items())
-    return said or f"all {len(spheres)} variants learned on every compared seed", NOT if failed else REPRODUCED
+    """Over every rate tried and every depth, and how the baseline fares on the same rates."""
+    said, failed = [], False
+    for start, name in (("sphere", "SpheretNorm"), ("Pre-LN", "Pre-LN")):
+        names = [v.name for v in results.study.variants if v.name.startswith(start) and v.group != BARE and "cap" not in v.name]
+        runs = [(f"{name}, lr {rate:g}", out) for name in names for rate, out in results.tuned(name).items()]
+        runs += [(f"{name}, seed {seed}", out) for name in names for seed, out in results.compared(name).items()]
+        lost = [f"{where} ({out.fate})" for where, out in runs if out.fate != "learned"]
+        said.append(f"{name}: {len(lost)} of {len(runs)} runs" + (f": {', '.join(lost)}" if lost else ""))
+        failed |= bool(lost) and start == "sphere"
+    return "stalled or diverged, of " + "; of ".join(said), NOT if failed else REPRODUCED
 
 
 def _best_p(results: Results) -> tuple[str, str]:
@@ -128,13 +138,20 @@ def _others_fail(results: Results) -> tuple[str, str]:
     return ("failed at 48 layers: " + ", ".join(failed)) if failed else "all learned at 48 layers", REPRODUCED if failed else NOT
 
 
+def kept(angles: Sequence[float]) -> float:
+    """Share of the state that enters the blocks still in the one that leaves them: each sublayer keeps cos(angle) of it."""
+    return math.prod(math.cos(angle) for angle in angles)
+
+
 def _stall(results: Results) -> tuple[str, str]:
-    """Where the sphere without a head bias learns nothing but token frequencies, and how far its largest step then turns."""
+    """How far the sphere without a head bias turns at each rate, and where it learns little more than token frequencies."""
     said, stalled = [], False
-    for rate, outcome in results.tuned(f"p=1, {BARE}").items():
-        turned = max((max(record["angle"]) for record in curve(outcome) if "angle" in record), default=math.nan)
-        said.append(f"lr {rate:g}: {outcome.fate} at {outcome.value:.2f}, largest ratio {math.tan(turned):.1f}")
-        stalled |= outcome.fate != "learned"
+    runs = results.tuned(f"p=1, {BARE}")
+    for rate, outcome in runs.items():
+        probes = [record["angle"] for record in curve(outcome) if "angle" in record]
+        ratio, left = max(math.tan(max(angles)) for angles in probes), min(kept(angles) for angles in probes)
+        said.append(f"lr {rate:g}: {outcome.value:.2f} ({outcome.fate}), ratio up to {ratio:.1f}, {left:.1e} of the input kept")
+        stalled |= outcome.value > min(out.value for out in runs.values()) + 0.5
     return "; ".join(said), REPRODUCED if stalled else NOT
 
 
@@ -154,7 +171,7 @@ def figures(page: report.Page, results: Results) -> None:
     """How far the sphere without a head bias turns, and how alike its states become, at every rate tried."""
     rows = [
         {"run": f"{name.removeprefix('p=1, no head bias').lstrip(', ') or 'plain'}, lr {rate:g}", "step": record["step"],
-         "turn": max(record["angle"]), "alike": record["stream_coherence"][-1]}
+         "turn": max(record["angle"]), "kept": kept(record["angle"]), "alike": record["stream_coherence"][-1]}
         for name in (v.name for v in results.study.variants if v.group == BARE and v.name.startswith("p=1"))
         for rate, outcome in results.tuned(name).items() for record in curve(outcome) if "angle" in record
     ]  # fmt: skip
@@ -162,6 +179,8 @@ def figures(page: report.Page, results: Results) -> None:
         page.section("Why the sphere can stop at the entropy of single tokens")
         page.chart(report.curves(rows, "step", "turn", "run", title="Largest angle of a sublayer", y_title="radians"),
                    "Tuning runs. The ratio of step to stream is the tangent of this angle.", "stall-angle")  # fmt: skip
+        page.chart(report.curves(rows, "step", "kept", "run", log_y=True, title="Share of the entering state that is left",
+                                 y_title="product of the cosines"), "1: nothing turned.", "stall-kept")  # fmt: skip
         page.chart(report.curves(rows, "step", "alike", "run", title="Coherence of the last states",
                                  y_title="length of the mean unit state"),
                    "1: the states of all tokens are one point.", "stall-coherence")  # fmt: skip
