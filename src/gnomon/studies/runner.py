@@ -40,19 +40,23 @@ def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> 
     measured: dict[Job, Outcome] = {}
     fresh: list[Outcome] = []
     total = sum(_cost(job) for job in plan(study))
-    with Progress(study.name, total, "tok") as bar, _workers(jobs, folder) as pool:
-        running: dict[Future[Outcome], Job] = {}
-        while True:
-            for job in _todo(study, folder, measured, set(running.values())):
-                running[pool.submit(work.perform, job, folder, processes)] = job
-            if not running:
-                break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                job = running.pop(future)
-                measured[job] = _result(future, job, running)
-                fresh.append(measured[job])
-                bar.advance(_cost(job), f"{job.variant}, lr {job.rate:g}, seed {job.seed}: {_say(measured[job])}")
-    _account(folder, time.monotonic() - started, sum(o.seconds for o in fresh), len(fresh), min(jobs, max(len(fresh), 1)))
+    try:
+        with Progress(study.name, total, "tok") as bar, _workers(jobs, folder) as pool:
+            running: dict[Future[Outcome], Job] = {}
+            while True:
+                for job in _todo(study, folder, measured, set(running.values())):
+                    running[pool.submit(work.perform, job, folder, processes)] = job
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job = running.pop(future)
+                    measured[job] = _result(future, job, running)
+                    fresh.append(measured[job])
+                    bar.advance(_cost(job), f"{job.variant}, lr {job.rate:g}, seed {job.seed}: {_say(measured[job])}")
+    finally:
+        # A session that was interrupted has its finished runs and its time as well.
+        inside, busy = sum(outcome.seconds for outcome in fresh), min(jobs, max(len(fresh), 1))
+        _account(folder, time.monotonic() - started, inside, len(fresh), busy)
     return Results(study, measured)
 
 
