@@ -45,6 +45,7 @@ CANDIDATES: dict[str, tuple[str, str]] = {
 
 FACTORS: dict[str, Callable[[Recipe], dict[str, Any]]] = {
     "harmonic decay": lambda base: {"model.residual_options.decay": "harmonic"},
+    "cap 0.5": lambda base: {"model.residual_options.cap": 0.5},
     "QK-norm": lambda base: {"model.qk_norm": True},
     "init / 2": lambda base: {"model.init_std": base.model.init_std / 2},
     "AdamW rate x 3": lambda base: {"optim.adamw_lr": base.optim.adamw_lr * 3},
