@@ -33,7 +33,7 @@ TARGETS = {"training": "at least 0.9", "optimizer": "at most 0.6", "checkpoint":
 
 
 def recipe(size: dict):
-    return replace(preset("tiny", "proj-spheret"), size | {"compute.device": "cpu"})
+    return replace(preset("tiny", "proj-spheret", "adamw"), size | {"compute.device": "cpu"})
 
 
 class Trainer:

@@ -46,9 +46,11 @@ def train(
         steps: optimizer steps.
         seed: of the init and the order of batches.
         lr: peak learning rate.
-        residual: how sublayers join the stream; see `gnomon residuals`.
+        residual: how sublayers join the stream; see `gnomon residuals`. proj-spheret unless given; with --init
+            the checkpoint's.
         p: retraction of the sphere residual; 1 projection, 2 Cayley, inf exponential map.
-        assignment: adamw, muon, or what holds attention and MLP matrices: none, stiefel, dgram, hetero, hetero-inv.
+        assignment: adamw, muon, or what holds attention and MLP matrices: none, stiefel, dgram, hetero, hetero-inv. muon
+            unless given; adamw with --init.
         data: "jargon", a token file, a folder of shards, a .txt file, or a mixture: "0.7*FOLDER + 0.3*FOLDER".
         init: start from a checkpoint: a Hugging Face GPT-2 or Llama, a run, an export. It sets the model's shape and
             tokenizer.
@@ -61,10 +63,11 @@ def train(
     from gnomon.files import read_json
     from gnomon.train import from_dict, replace
     from gnomon.train import preset as get_preset
+    from gnomon.train.presets import BASELINE, RECOMMENDED
 
-    recipe = (
-        from_dict(read_json(config)) if config else get_preset(preset, residual or "pre-norm", assignment or "adamw")
-    )
+    # A checkpoint goes on as it was most likely made.
+    usual = BASELINE if init is not None else RECOMMENDED
+    recipe = from_dict(read_json(config)) if config else get_preset(preset, residual or usual[0], assignment or usual[1])
     flags = {
         "steps": steps,
         "seed": seed,

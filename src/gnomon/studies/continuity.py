@@ -23,6 +23,7 @@ from gnomon.studies.study import Claim, Results, Study, Variant
 from gnomon.studies.words import NOT, REPRODUCED
 from gnomon.studies.work import curve, mechanism_of
 from gnomon.train import Recipe, preset, replace
+from gnomon.train.presets import BASELINE
 
 PLAIN = ("Res+ReLU", "Res+GELU", "Res+SiLU", "Res+None", "Res+Radial", "NoRes+ReLU", "Res+ReLU+LN", "Res+None+LN", "Res+Radial+LN")
 SMALL_INIT = ("Res+ReLU", "Res+None", "Res+Radial")
@@ -69,8 +70,8 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
 
 def _llama(scale: str) -> Recipe:
     if scale == "tiny":
-        return replace(preset("llama-34m"), TINY)
-    paper = preset("llama-34m")
+        return replace(preset("llama-34m", *BASELINE), TINY)
+    paper = preset("llama-34m", *BASELINE)
     return replace(paper, {"watch.track_every": 500, **({"steps": 2000} if scale == "small" else {})})
 
 

@@ -35,6 +35,7 @@ CANDIDATES: dict[str, tuple[str, str]] = {
     ADAMW: ("pre-norm", "adamw"),
     MUON: ("pre-norm", "muon"),
     "Peri-LN + Muon": ("peri-norm", "muon"),
+    "GeoNorm + Muon": ("geonorm", "muon"),
     "sphere + AdamW": ("proj-spheret", "adamw"),
     OURS: ("proj-spheret", "muon"),
     "sphere + Muon, Cayley": ("cay-spheret", "muon"),

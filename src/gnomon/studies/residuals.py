@@ -16,6 +16,7 @@ from gnomon.studies.study import Claim, Results, Study, Variant
 from gnomon.studies.words import NOT, REPRODUCED, beats
 from gnomon.studies.work import curve
 from gnomon.train import Recipe, preset, replace
+from gnomon.train.presets import BASELINE
 
 NAMES = {
     "Pre-LN": "pre-norm", "Post-LN": "post-norm", "Pre-DyT": "pre-dyt", "Peri-LN": "peri-norm", "Keel": "keel",
@@ -74,7 +75,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
             group = f"{depth} layers"
             chosen = {name: RESIDUALS[name] for name in DEEP}
             if depth > 12:
-                chosen["sphere p=1, cap 0.3"] = sphere | CAP
+                chosen |= {"GeoNorm": RESIDUALS["GeoNorm"], "sphere p=1, cap 0.3": sphere | CAP}
             variants += [
                 variant(f"{name}, {group}", group, {**settings, "model.layers": depth}, short, f"Pre-LN, {group}")
                 for name, settings in chosen.items()
@@ -102,8 +103,8 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
 
 def _base(scale: str) -> Recipe:
     if scale == "tiny":
-        return replace(preset("tiny"), TINY)
-    medium = preset("gpt2-medium")
+        return replace(preset("tiny", *BASELINE), TINY)
+    medium = preset("gpt2-medium", *BASELINE)
     return replace(medium, SMALL) if scale == "small" else medium
 
 

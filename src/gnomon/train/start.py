@@ -12,7 +12,7 @@ from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
-from gnomon.train.presets import preset
+from gnomon.train.presets import BASELINE, preset
 from gnomon.train.recipe import Recipe, from_dict, to_dict
 
 
@@ -60,7 +60,7 @@ def published(source: str) -> tuple[Transformer, Recipe]:
     if own.exists():
         recipe = from_dict(read_json(own))
     else:
-        recipe = dataclasses.replace(start_from(preset("tiny"), source), name=Path(source).name)
+        recipe = dataclasses.replace(start_from(preset("tiny", *BASELINE), source), name=Path(source).name)
     model = Transformer(recipe.model)
     begin(model, source)
     return model, recipe
