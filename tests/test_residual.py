@@ -20,6 +20,7 @@ NAMES = list(residual.names())
 CASES = [(name, {}) for name in NAMES] + [
     ("sphere", {"p": 4.0, "count": "block", "cap": 0.5, "gain": 2.0}),
     ("sphere", {"p": math.inf, "decay": "harmonic", "learn": False}),
+    ("sphere", {"clamp": math.pi / 4}),
     ("geonorm", {"listing": True, "decay": "sqrt"}),
     ("geonorm", {"radius": 0.0, "clamp": None}),
     ("ngpt-step", {"per_channel": False}),
@@ -382,3 +383,35 @@ def test_shards_and_the_small_gradients_stay_right(name, one_rank):
     F.cross_entropy(sharded(tokens).flatten(0, 1), tokens.flatten()).backward()
     for (key, a), (_, b) in zip(plain.named_parameters(), sharded.named_parameters()):
         torch.testing.assert_close(b.grad.full_tensor(), a.grad, msg=key)
+
+
+def test_a_clamp_keeps_part_of_the_input_at_any_depth():
+    """Each sublayer leaves cos(turn) of a direction it does not write to; with GeoNorm's decay the product has a floor,
+    because the sum of 1 / l^2 has a bound. Without the clamp a large branch leaves nothing."""
+    h = F.normalize(torch.randn(5, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), dim=-1)
+
+    def kept(depth: int, **options) -> float:
+        left = 1.0
+        for index in range(depth):
+            join = residual.make("sphere", D, index=index, depth=depth, count="block", decay="harmonic", **options).double()
+            out = join(h * D**0.5, lambda x: 1e3 * x.roll(1, -1))
+            left *= F.cosine_similarity(h, out, dim=-1).min().item()
+        return left
+
+    assert kept(96, clamp=math.pi / 4) > 0.3 and kept(96) < 1e-30
+
+
+@pytest.mark.parametrize("size", [0.1, 10.0])
+def test_the_sphere_with_geonorm_s_decay_and_clamp_is_geonorm(size):
+    options = {"p": math.inf, "count": "block", "decay": "harmonic", "clamp": math.pi / 4}
+    mine = residual.make("sphere", D, index=5, depth=DEPTH, **options).double()
+    theirs = residual.make("geonorm", D, index=5, depth=DEPTH).double()
+    h = mine.entry()(torch.randn(4, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    assert torch.allclose(mine(h, lambda v: size * v.roll(1, -1)), theirs(h, lambda v: size * v.roll(1, -1)))
+
+
+def test_the_smaller_of_cap_and_clamp_holds():
+    for options, bound in (({"cap": 0.2, "clamp": 1.0}, 0.2), ({"cap": 2.0, "clamp": 1.0}, 0.5), ({"clamp": 1.0}, 0.5), ({}, None)):
+        assert residual.make("sphere", D, index=3, depth=DEPTH, **options).cap == bound
+    with pytest.raises(UserError, match="positive"):
+        residual.make("sphere", D, index=0, depth=DEPTH, clamp=0.0)

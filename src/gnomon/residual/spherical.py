@@ -41,6 +41,8 @@ class SphereResidual(Residual):
         learn: False freezes the step sizes.
         radius: None for sqrt(D).
         cap: upper bound on the step ratio |alpha z| / |h|; None for none.
+        clamp: the same before the decay, as GeoNorm's: the ratio is at most lambda_l clamp, so that the turns of all
+            sublayers together stay bounded however many there are; None for none.
         gain: start of one learnable factor on the stream before the head; None for no factor (the norm of the stream
             is constant, so the head alone then sets the temperature).
     """
@@ -59,16 +61,20 @@ class SphereResidual(Residual):
         learn: bool = True,
         radius: float | None = None,
         cap: float | None = None,
+        clamp: float | None = None,
         gain: float | None = None,
         **place,
     ):
         super().__init__(dim, **place)
         sphere.check(p, radius, cap)
+        sphere.check(p, radius, clamp)
         if not start > 0:
             raise UserError(f"start must be positive, got {start}: alpha = lambda softplus(a) cannot be zero")
         last = self.depth if count == "sublayer" else self.blocks
         self.decay = decay_factor(decay, self.count(count), last)
-        self.p, self.start, self.cap, self.gain = float(p), start, cap, gain
+        self.p, self.start, self.gain = float(p), start, gain
+        bounds = (cap, None if clamp is None else clamp * self.decay)
+        self.cap = min((bound for bound in bounds if bound is not None), default=None)
         self.radius = math.sqrt(dim) if radius is None else radius
         self.a = nn.Parameter(torch.empty(1), requires_grad=learn)
         self.reset_parameters()

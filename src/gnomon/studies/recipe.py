@@ -8,6 +8,7 @@ the tokens" and "in 70%" are whole short runs with a schedule of their own, and 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,7 @@ CANDIDATES: dict[str, tuple[str, str]] = {
 
 FACTORS: dict[str, Callable[[Recipe], dict[str, Any]]] = {
     "harmonic decay": lambda base: {"model.residual_options.decay": "harmonic"},
-    "cap 0.5": lambda base: {"model.residual_options.cap": 0.5},
+    "clamp pi/4": lambda base: {"model.residual_options.clamp": math.pi / 4},
     "QK-norm": lambda base: {"model.qk_norm": True},
     "init / 2": lambda base: {"model.init_std": base.model.init_std / 2},
     "AdamW rate x 3": lambda base: {"optim.adamw_lr": base.optim.adamw_lr * 3},

@@ -27,14 +27,14 @@ RESIDUALS: dict[str, dict[str, Any]] = {name: {"model.residual": residual} for n
     f"sphere p={p:g}": {"model.residual": "sphere", "model.residual_options.p": p} for p in (0.5, 1.0, 2.0, 4.0, math.inf)
 }
 
-OPTIONS: dict[str, tuple[str, Any]] = {
-    "l counts blocks": ("count", "block"),
-    "no decay": ("decay", "none"),
-    "harmonic decay": ("decay", "harmonic"),
-    "cap 0.5": ("cap", 0.5),
+OPTIONS: dict[str, dict[str, Any]] = {
+    "l counts blocks": {"count": "block"},
+    "no decay": {"decay": "none"},
+    "harmonic decay": {"decay": "harmonic"},
+    "cap 0.5": {"cap": 0.5},
+    "clamp pi/4": {"clamp": math.pi / 4},
+    "GeoNorm's decay and clamp": {"count": "block", "decay": "harmonic", "clamp": math.pi / 4},
 }
-
-CAP = {"model.residual_options.cap": 0.3}
 
 BARE = "no head bias"
 """The group; and a part of its variants' names."""
@@ -68,14 +68,14 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     if scale == "tiny":
         sphere = RESIDUALS["sphere p=1"]
         variants += [
-            variant(f"p=1, {name}", "decay and cap", {**sphere, f"model.residual_options.{key}": value}, short, "sphere p=1")
-            for name, (key, value) in OPTIONS.items()
+            variant(f"p=1, {name}", "decay and cap", {**sphere, **_options(options)}, short, "sphere p=1")
+            for name, options in OPTIONS.items()
         ]
         for depth in (6, 24, 48):
             group = f"{depth} layers"
             chosen = {name: RESIDUALS[name] for name in DEEP}
             if depth > 12:
-                chosen |= {"GeoNorm": RESIDUALS["GeoNorm"], "sphere p=1, cap 0.3": sphere | CAP}
+                chosen |= {"GeoNorm": RESIDUALS["GeoNorm"], "sphere p=1, clamp pi/4": sphere | _options({"clamp": math.pi / 4})}
             variants += [
                 variant(f"{name}, {group}", group, {**settings, "model.layers": depth}, short, f"Pre-LN, {group}")
                 for name, settings in chosen.items()
@@ -85,7 +85,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         variants += [
             variant(f"Pre-LN, {BARE}", BARE, RESIDUALS["Pre-LN"] | bare, short, f"Pre-LN, {BARE}"),
             variant(plain, BARE, sphere | bare, (*short, 1.6e-2), f"Pre-LN, {BARE}"),
-            variant(f"{plain}, cap 0.3", BARE, sphere | bare | CAP, (*short, 1.6e-2), plain),
+            variant(f"{plain}, cap 0.3", BARE, sphere | bare | _options({"cap": 0.3}), (*short, 1.6e-2), plain),
         ]
         for assignment in ("stiefel", "hetero"):
             optim = {"optim.name": "manifold-muon", "optim.assignment": assignment, "optim.adamw_lr": 4e-3}
@@ -101,6 +101,10 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     )
 
 
+def _options(values: dict[str, Any]) -> dict[str, Any]:
+    return {f"model.residual_options.{key}": value for key, value in values.items()}
+
+
 def _base(scale: str) -> Recipe:
     if scale == "tiny":
         return replace(preset("tiny", *BASELINE), TINY)
@@ -112,7 +116,7 @@ def _converges(results: Results) -> tuple[str, str]:
     """Over every rate tried and every depth, and how the baseline fares on the same rates."""
     said, failed = [], False
     for start, name in (("sphere", "SpheretNorm"), ("Pre-LN", "Pre-LN")):
-        names = [v.name for v in results.study.variants if v.name.startswith(start) and v.group != BARE and "cap" not in v.name]
+        names = [v.name for v in results.study.variants if v.name.startswith(start) and v.group != BARE and "clamp" not in v.name]
         runs = [(f"{name}, lr {rate:g}", out) for name in names for rate, out in results.tuned(name).items()]
         runs += [(f"{name}, seed {seed}", out) for name in names for seed, out in results.compared(name).items()]
         lost = [f"{where} ({out.fate})" for where, out in runs if out.fate != "learned"]
