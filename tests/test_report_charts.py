@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gnomon import UserError
-from gnomon.report import curves, heatmap, intervals, profile, ridgeline
+from gnomon.report import curves, heatmap, intervals, profile, ridgeline, scatter
 from gnomon.report.theme import PAPER, SERIES, theme
 
 alt = pytest.importorskip("altair")
@@ -38,10 +38,13 @@ CHARTS = {
     "intervals": lambda rows=BARS: intervals(rows, "name", "mean", "low", "high", {"null": 2.0}, title="Title"),
     "intervals, series": lambda rows=BARS: intervals(rows, "name", "mean", "low", "high", series="scale",
                                                      title="Title"),
+    "scatter": lambda rows=LINES: scatter(rows, "step", "loss", title="Title"),
+    "scatter, all options": lambda rows=LINES: scatter(
+        rows, "step", "loss", "run", log_y=True, title="Title", x_title="x", y_title="y", told=["part"], reference={"null": 2.5}),
     "ridgeline": lambda rows=HILLS: ridgeline(rows, "layer", "sigma", "density", title="Title"),
     "ridgeline, log": lambda rows=HILLS: ridgeline(rows, "layer", "sigma", "density", log_x=True, title="Title"),
 }
-VALUE = {"curves": "loss", "profile": "loss", "heatmap": "overlap", "intervals": "mean", "ridgeline": "density"}
+VALUE = {"curves": "loss", "profile": "loss", "heatmap": "overlap", "intervals": "mean", "scatter": "loss", "ridgeline": "density"}
 
 
 def value_key(name: str) -> str:

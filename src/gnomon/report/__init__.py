@@ -8,7 +8,7 @@ from typing import Any
 _EXPORTS = {
     "table": "tables", "show": "tables", "markdown": "tables", "csv": "tables", "Bar": "tables",
     "curves": "charts", "profile": "charts", "heatmap": "charts",
-    "intervals": "charts", "ridgeline": "charts",
+    "intervals": "charts", "ridgeline": "charts", "scatter": "charts",
     "Page": "page",
     "run_report": "run", "run_page": "run",
     "summary": "run_folder", "SUMMARY": "run_folder", "read_runs": "run_folder",

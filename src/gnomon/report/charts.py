@@ -151,6 +151,33 @@ def heatmap(rows: Sequence[dict], x: str, y: str, value: str, title: str | None 
     return finish(alt.layer(*layers), title, left_out(lost, "cell"), width=step, height=step)
 
 
+def scatter(rows: Sequence[dict], x: str, y: str, series: str | None = None, *, log_x: bool = False, log_y: bool = False,
+            title: str | None = None, x_title: str | None = None, y_title: str | None = None, told: Sequence[str] = (),
+            reference: Mapping[str, float] | None = None, width: int = WIDTH, height: int = 300):
+    """A dot at (`x`, `y`) for every row.
+
+    Args:
+        series: key that gives colours and shapes.
+        told: more keys to show when a dot is pointed at.
+        reference: label -> value of y, drawn as a dotted rule.
+
+    Raises:
+        UserError: no row can be drawn; the extra `report` is not installed.
+    """
+    alt = need("altair")
+    kept, lost = split_finite(rows, [x, y], [x] * log_x + [y] * log_y)
+    if not kept:
+        raise nothing(title, [x, y], rows, " (above zero, on a logarithmic axis)" * (log_x or log_y))
+    colour, shown = colours(kept, series, (), width)
+    shape = {"shape": alt.Shape(field=field(series), type="nominal", sort=None, legend=None)} if series else {}
+    y_scale, y_axis = _upright(kept, [y], log_y, None)
+    dots = only(alt.Chart().encode(
+        _along(kept, x, x_title, log_x, True), alt.Y(field=field(y), type="quantitative", title=y_title or y, scale=y_scale,
+        axis=y_axis), tooltip=tips(kept, [x, y, series, *told]), **shape, **colour), shown).mark_point(size=60, strokeWidth=1.8)
+    chart = alt.layer(dots.add_params(*shown), *rules(reference, "y"), data=data(kept, [x, y, series, *told]))
+    return finish(chart, title, left_out(lost, "row"), width=width, height=height)
+
+
 def intervals(rows: Sequence[dict], name: str, mean: str, low: str, high: str,
               reference: Mapping[str, float] | None = None, *, series: str | None = None,
               title: str | None = None, x_title: str | None = None, width: int = WIDTH):

@@ -26,13 +26,14 @@ NAMES = {
 RESIDUALS: dict[str, dict[str, Any]] = {name: {"model.residual": residual} for name, residual in NAMES.items()} | {
     f"sphere p={p:g}": {"model.residual": "sphere", "model.residual_options.p": p} for p in (0.5, 1.0, 2.0, 4.0, math.inf)
 }
+CLAMPED = "sphere p=1, clamp pi/4"
+RESIDUALS[CLAMPED] = RESIDUALS["sphere p=1"] | {"model.residual_options.clamp": math.pi / 4}
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "l counts blocks": {"count": "block"},
     "no decay": {"decay": "none"},
     "harmonic decay": {"decay": "harmonic"},
     "cap 0.5": {"cap": 0.5},
-    "clamp pi/4": {"clamp": math.pi / 4},
     "GeoNorm's decay and clamp": {"count": "block", "decay": "harmonic", "clamp": math.pi / 4},
 }
 
@@ -75,7 +76,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
             group = f"{depth} layers"
             chosen = {name: RESIDUALS[name] for name in DEEP}
             if depth > 12:
-                chosen |= {"GeoNorm": RESIDUALS["GeoNorm"], "sphere p=1, clamp pi/4": sphere | _options({"clamp": math.pi / 4})}
+                chosen |= {name: RESIDUALS[name] for name in ("GeoNorm", CLAMPED)}
             variants += [
                 variant(f"{name}, {group}", group, {**settings, "model.layers": depth}, short, f"Pre-LN, {group}")
                 for name, settings in chosen.items()
@@ -126,7 +127,7 @@ def _converges(results: Results) -> tuple[str, str]:
 
 
 def _best_p(results: Results) -> tuple[str, str]:
-    names = [name for name in RESIDUALS if name.startswith("sphere") and name in results]
+    names = [name for name in RESIDUALS if name.startswith("sphere") and name != CLAMPED and name in results]
     order = sorted(names, key=results.mean)
     said = ", ".join(f"{name.removeprefix('sphere ')} {results.mean(name):.4f}" for name in order)
     first = order[0] == "sphere p=1"
@@ -173,20 +174,33 @@ def _cure(name: str) -> Callable[[Results], tuple[str, str]]:
 
 
 def figures(page: report.Page, results: Results) -> None:
-    """How far the sphere without a head bias turns, and how alike its states become, at every rate tried."""
-    rows = [
-        {"run": f"{name.removeprefix('p=1, no head bias').lstrip(', ') or 'plain'}, lr {rate:g}", "step": record["step"],
-         "turn": max(record["angle"]), "kept": kept(record["angle"]), "alike": record["stream_coherence"][-1]}
-        for name in (v.name for v in results.study.variants if v.group == BARE and v.name.startswith("p=1"))
-        for rate, outcome in results.tuned(name).items() for record in curve(outcome) if "angle" in record
+    """What decides whether a sphere learns: how much of the input its turns leave, over every run; and at every rate of the
+    variants without a head bias, how that comes about."""
+    spheres = [v for v in results.study.variants if v.recipe.model.residual in ("sphere", "geonorm")]
+    runs = [(v, rate, out) for v in spheres for rate, out in results.tuned(v.name).items()]
+    runs += [(v, results.rate(v.name), out) for v in spheres for out in results.compared(v.name).values()]
+    ends = [
+        {"variant": v.name, "group": v.group or "all", "lr": rate, "loss": out.value,
+         "kept": kept(next(record["angle"] for record in reversed(curve(out)) if "angle" in record))}
+        for v, rate, out in runs if out.fate != "diverged"
     ]  # fmt: skip
-    if rows:
-        page.section("Why the sphere can stop at the entropy of single tokens")
-        page.chart(report.curves(rows, "step", "turn", "run", title="Largest angle of a sublayer", y_title="radians"),
+    if ends:
+        page.section("What is left of the input")
+        page.chart(report.scatter(ends, "kept", "loss", "group", log_x=True, told=("variant", "lr"), y_title="final loss (nats)",
+                                  title="Final loss over the share of the entering state that is left",
+                                  x_title="product over sublayers of the cosine of the turn, at the end"),
+                   "Every run on a sphere, tuning runs included.", "kept")  # fmt: skip
+    steps = [
+        {"run": f"{v.name.removeprefix(f'p=1, {BARE}').lstrip(', ') or 'plain'}, lr {rate:g}", "step": record["step"],
+         "turn": max(record["angle"]), "alike": record["stream_coherence"][-1]}
+        for v in spheres if v.group == BARE
+        for rate, out in results.tuned(v.name).items() for record in curve(out) if "angle" in record
+    ]  # fmt: skip
+    if steps:
+        page.section("Without a head bias, at every rate")
+        page.chart(report.curves(steps, "step", "turn", "run", title="Largest angle of a sublayer", y_title="radians"),
                    "Tuning runs. The ratio of step to stream is the tangent of this angle.", "stall-angle")  # fmt: skip
-        page.chart(report.curves(rows, "step", "kept", "run", log_y=True, title="Share of the entering state that is left",
-                                 y_title="product of the cosines"), "1: nothing turned.", "stall-kept")  # fmt: skip
-        page.chart(report.curves(rows, "step", "alike", "run", title="Coherence of the last states",
+        page.chart(report.curves(steps, "step", "alike", "run", title="Coherence of the last states",
                                  y_title="length of the mean unit state"),
                    "1: the states of all tokens are one point.", "stall-coherence")  # fmt: skip
 
@@ -200,6 +214,9 @@ CLAIMS = (
     Claim("1-SpheretNorm beats Pre-LN at 48 layers", "Pre-LN diverged (OpenWebText, medium)",
           lambda r: beats(r, "sphere p=1, 48 layers", "Pre-LN, 48 layers"), ("sphere p=1, 48 layers", "Pre-LN, 48 layers")),
     Claim("deep baselines stall or diverge", "Pre-LN and Keel diverged", _others_fail, ("Pre-LN, 48 layers",)),
+    *(Claim(f"{name} beats Pre-LN at 48 layers", "our question",
+            lambda r, name=name: beats(r, f"{name}, 48 layers", "Pre-LN, 48 layers"), (f"{name}, 48 layers", "Pre-LN, 48 layers"))
+      for name in ("GeoNorm", CLAMPED)),
     Claim("every SpheretNorm converges", "always", _converges, ("sphere p=1",)),
     Claim("without a head bias the sphere stalls at a high rate", "our prototype, lr 1e-2: 3.35", _stall, (f"p=1, {BARE}",)),
     *(Claim(f"{what} removes that stall", "our question", _cure(f"p=1, {BARE}, {name}"),
