@@ -27,7 +27,7 @@ SPHERE = ORDINARY | dict(residual="sphere", residual_options={"p": float("inf")}
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, model in (("ordinary", ORDINARY), ("sphere", SPHERE)):
-        recipe = preset("tiny")
+        recipe = preset("tiny", "pre-norm", "adamw")
         recipe = dataclasses.replace(
             recipe,
             steps=2,

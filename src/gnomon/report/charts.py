@@ -169,11 +169,15 @@ def scatter(rows: Sequence[dict], x: str, y: str, series: str | None = None, *, 
     if not kept:
         raise nothing(title, [x, y], rows, " (above zero, on a logarithmic axis)" * (log_x or log_y))
     colour, shown = colours(kept, series, (), width)
-    shape = {"shape": alt.Shape(field=field(series), type="nominal", sort=None, legend=None)} if series else {}
+    if series:
+        # As the colours, so that one legend tells both.
+        names = [key[0] for key in groups(kept, [series])]
+        colour["shape"] = alt.Shape(field=field(series), type="nominal", legend=colour["color"]["legend"],
+                                    scale=alt.Scale(domain=names))
     y_scale, y_axis = _upright(kept, [y], log_y, None)
-    dots = only(alt.Chart().encode(
-        _along(kept, x, x_title, log_x, True), alt.Y(field=field(y), type="quantitative", title=y_title or y, scale=y_scale,
-        axis=y_axis), tooltip=tips(kept, [x, y, series, *told]), **shape, **colour), shown).mark_point(size=60, strokeWidth=1.8)
+    upright = alt.Y(field=field(y), type="quantitative", title=y_title or y, scale=y_scale, axis=y_axis)
+    dots = alt.Chart().encode(_along(kept, x, x_title, log_x, True), upright, tooltip=tips(kept, [x, y, series, *told]), **colour)
+    dots = only(dots, shown).mark_point(size=60, filled=True, opacity=0.75)
     chart = alt.layer(dots.add_params(*shown), *rules(reference, "y"), data=data(kept, [x, y, series, *told]))
     return finish(chart, title, left_out(lost, "row"), width=width, height=height)
 
@@ -267,8 +271,10 @@ def _lines(rows: Sequence[dict], x: str, y: str, mean: str, keys: Sequence[str],
 def _along(points: Sequence[dict], x: str, title: str | None, log: bool, dots: bool) -> Any:
     alt = need("altair")
     whole = {"tickMinStep": 1} if all(isinstance(row[x], int) for row in points) else {}
+    # "500µ" is no way to tell a learning rate.
+    small = log and extent(points, [x])[0] < 1e-3
     return alt.X(field=field(x), type="quantitative", title=title or x,
-                 axis=alt.Axis(format="~s", labelOverlap=True, **whole),
+                 axis=alt.Axis(format="~e" if small else "~s", labelOverlap=True, **whole),
                  scale=alt.Scale(type="log" if log else "linear", nice=False, zero=False, padding=8 * dots))
 
 

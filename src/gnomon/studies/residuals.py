@@ -56,7 +56,7 @@ SMALL: dict[str, Any] = {
 
 
 def study(scale: str, changes: dict[str, Any]) -> Study:
-    """The grid at a scale; the groups of options, depth and head bias are run at "tiny" only."""
+    """The grid at a scale. "tiny" tunes on whole runs, because the sensitivity to the rate is part of its result. The groups of options, depth and head bias are run at "tiny" only."""
     wide = {"tiny": (1e-3, 2e-3, 4e-3, 8e-3), "small": (1e-3, 2e-3, 4e-3), "paper": (6e-4,)}[scale]
     short = wide[1:] if scale == "tiny" else wide
     base = _base(scale)
@@ -93,12 +93,13 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
             variants.append(variant(f"{plain}, {assignment}", BARE, sphere | bare | optim, matrices, plain))
     return Study(
         name="residuals",
-        title="How sublayers join the stream: thirteen residuals over learning rate and depth",
+        title="How sublayers join the stream: fourteen residuals over learning rate and depth",
         scale=scale,
         variants=tuple(variants),
         claims=CLAIMS if scale == "tiny" else CLAIMS[:4],
         widen=1,
-        minutes=30 if scale == "tiny" else None,
+        tuning=1.0 if scale == "tiny" else 0.5,
+        minutes=60 if scale == "tiny" else None,
     )
 
 
