@@ -56,7 +56,8 @@ SMALL: dict[str, Any] = {
 
 
 def study(scale: str, changes: dict[str, Any]) -> Study:
-    """The grid at a scale. "tiny" tunes on whole runs, because the sensitivity to the rate is part of its result. The groups of options, depth and head bias are run at "tiny" only."""
+    """The grid at a scale; the groups of options, depth and head bias are run at "tiny" only, which tunes on whole runs because
+    the sensitivity to the rate is part of its result."""
     wide = {"tiny": (1e-3, 2e-3, 4e-3, 8e-3), "small": (1e-3, 2e-3, 4e-3), "paper": (6e-4,)}[scale]
     short = wide[1:] if scale == "tiny" else wide
     base = _base(scale)
