@@ -8,6 +8,7 @@ import pytest
 
 from gnomon.errors import UserError
 from gnomon.train import PRESETS, from_dict, preset, replace, to_dict
+from gnomon.train.presets import BASELINE, RECOMMENDED
 from gnomon.train.recipe import ScheduleConfig, difference
 from gnomon.train.schedule import ratio
 
@@ -82,3 +83,11 @@ def test_schedule(name):
         assert all(a >= b for a, b in zip(rates[10:], rates[11:]))
     if name == "wsd":
         assert set(rates[10:80]) == {1.0} and rates[85] < 1
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_what_won_the_study_unless_asked_otherwise(name):
+    plain = preset(name)
+    assert (plain.model.residual, plain.optim.name) == RECOMMENDED
+    usual = preset(name, *BASELINE)
+    assert (usual.model.residual, usual.optim.name) == BASELINE

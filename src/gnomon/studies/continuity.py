@@ -63,7 +63,6 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         scale=scale,
         variants=tuple(variants),
         claims=CLAIMS,
-        minutes=15 if scale == "tiny" else None,
         notes=f"Level of chance of |cos| in 256 dimensions: {cosine_null(256).mean:.3f}; in 64: {cosine_null(64).mean:.3f}.",
     )
 

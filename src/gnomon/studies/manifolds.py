@@ -48,7 +48,6 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         variants=tuple(variants),
         tuning=0.5,
         claims=CLAIMS,
-        minutes=30 if scale == "tiny" else None,
     )
 
 

@@ -87,7 +87,6 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         scale=scale,
         variants=tuple(variants),
         claims=CLAIMS,
-        minutes=30 if scale == "tiny" else None,
     )
 
 

@@ -100,7 +100,6 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         claims=CLAIMS if scale == "tiny" else CLAIMS[:4],
         widen=1,
         tuning=1.0 if scale == "tiny" else 0.5,
-        minutes=60 if scale == "tiny" else None,
     )
 
 

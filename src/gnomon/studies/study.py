@@ -52,8 +52,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Study:
-    """Variants, seeds and claims. `tuning` is the share of a run's steps that tuning runs take; `minutes` is a promise for
-    two CPU cores, None where there is none."""
+    """Variants, seeds and claims. `tuning` is the share of a run's steps that tuning runs take; `widen` how often a grid may
+    grow."""
 
     name: str
     title: str
@@ -63,7 +63,6 @@ class Study:
     tuning: float = 1.0
     widen: int = 2
     claims: tuple[Claim, ...] = ()
-    minutes: float | None = None
     notes: str = ""
 
 
