@@ -74,8 +74,8 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     }[scale]
 
     def variant(name: str, residual: str, assignment: str, change: Callable[[Recipe], dict[str, Any]] | None = None) -> Variant:
-        recipe = _base(scale, residual, assignment)
-        recipe = replace(recipe, {**(change(recipe) if change else {}), **changes})
+        recipe = replace(_base(scale, residual, assignment), changes)
+        recipe = replace(recipe, change(recipe)) if change else recipe
         rates = grids["adamw" if assignment == "adamw" else "muon"]
         return Variant(name, recipe, rates, None if name == MUON else MUON, "candidates")
 
