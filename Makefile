@@ -7,11 +7,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 .PHONY: run test test-slow lint bench clean
 
-# The same small model on the embedded corpus with two residuals, then both side by side.
+# The same small model on the embedded corpus: the usual Pre-LN + AdamW, then what gnomon recommends; and both side by side.
 run: .venv/run
-	$(BIN)/gnomon train tiny --residual pre-norm --out runs/tiny-pre-norm
-	$(BIN)/gnomon train tiny --residual proj-spheret --out runs/tiny-proj-spheret
-	$(BIN)/gnomon compare runs/tiny-pre-norm runs/tiny-proj-spheret --out runs/report.html
+	$(BIN)/gnomon train tiny --residual pre-norm --assignment adamw --out runs/tiny-pre-norm
+	$(BIN)/gnomon train tiny --out runs/tiny-recommended
+	$(BIN)/gnomon compare runs/tiny-pre-norm runs/tiny-recommended --out runs/report.html
 
 test: .venv/dev
 	$(BIN)/python -m pytest

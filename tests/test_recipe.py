@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_survives_json(name, residual, assignment):
 
 def test_replace_by_path():
     recipe = replace(
-        preset("tiny"),
+        preset("tiny", *BASELINE),
         {
             "model.width": "64",
             "optim.clip": "null",
@@ -89,5 +90,8 @@ def test_schedule(name):
 def test_a_preset_is_what_won_the_study_unless_asked_otherwise(name):
     plain = preset(name)
     assert (plain.model.residual, plain.optim.name) == RECOMMENDED
+    assert plain == replace(preset(name, *RECOMMENDED), {"model.residual_options.clamp": math.pi / 4})
     usual = preset(name, *BASELINE)
     assert (usual.model.residual, usual.optim.name) == BASELINE
+    assert preset(name, assignment="adamw").model.residual == RECOMMENDED[0]
+    assert preset(name, "keel").optim.name == RECOMMENDED[1]

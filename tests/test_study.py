@@ -16,6 +16,7 @@ from gnomon.studies import dry, mechanism, recipe, runner, verdict
 from gnomon.studies.study import TUNING_SEED, Job, Outcome, Results, Study, Variant, at_edge, plan, rates, wanted
 from gnomon.train import preset, replace
 from gnomon.train.loop import open_data, to_device
+from gnomon.train.presets import BASELINE
 
 TINY = {
     "steps": 4, "model.layers": 2, "model.width": 16, "model.heads": 2, "model.context": 16, "data.batch": 2,
@@ -24,7 +25,7 @@ TINY = {
 
 
 def variant(name: str, grid=(1e-3, 2e-3, 4e-3), baseline=None, **settings) -> Variant:
-    return Variant(name, replace(preset("tiny"), TINY | settings), grid, baseline)
+    return Variant(name, replace(preset("tiny", *BASELINE), TINY | settings), grid, baseline)
 
 
 def study(*variants: Variant, **settings) -> Study:

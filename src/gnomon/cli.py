@@ -63,10 +63,10 @@ def train(
     from gnomon.files import read_json
     from gnomon.train import from_dict, replace
     from gnomon.train import preset as get_preset
-    from gnomon.train.presets import BASELINE, RECOMMENDED
+    from gnomon.train.presets import BASELINE
 
     # A checkpoint goes on as it was most likely made.
-    usual = BASELINE if init is not None else RECOMMENDED
+    usual = (None, None) if init is None else BASELINE
     recipe = from_dict(read_json(config)) if config else get_preset(preset, residual or usual[0], assignment or usual[1])
     flags = {
         "steps": steps,

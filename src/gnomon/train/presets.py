@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from gnomon.errors import check_name
 from gnomon.models import config as models
-from gnomon.train.recipe import ComputeConfig, DataConfig, OptimConfig, Recipe, ScheduleConfig, WatchConfig
+from gnomon.train.recipe import ComputeConfig, DataConfig, OptimConfig, Recipe, ScheduleConfig, WatchConfig, replace
 
 BASELINE = ("pre-norm", "adamw")
 """Residual and assignment of most published models."""
 
 RECOMMENDED = ("proj-spheret", "muon")
-"""What a preset is where nothing else is asked for: the pair that won `gnomon study recipe` (docs/results/recipe.md)."""
+"""The pair that won `gnomon study recipe` (docs/results/recipe.md)."""
 
 
 def optim(assignment: str, lr: float, **settings: Any) -> OptimConfig:
@@ -24,7 +25,7 @@ def optim(assignment: str, lr: float, **settings: Any) -> OptimConfig:
     return OptimConfig(name="manifold-muon", assignment=assignment, lr=lr, **settings)
 
 
-def tiny(residual: str = RECOMMENDED[0], assignment: str = RECOMMENDED[1]) -> Recipe:
+def tiny(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """Byte-level, 1.9M weights, the embedded corpus: about a minute and a half on two CPU cores.
 
     Learning rates are tuned on seeds that comparisons do not use (docs/log.md, docs/results); pairs of residual and optimizer
@@ -76,22 +77,22 @@ def _gpt2(size: str, lr: float, residual: str, assignment: str) -> Recipe:
     )
 
 
-def gpt2_small(residual: str = RECOMMENDED[0], assignment: str = RECOMMENDED[1]) -> Recipe:
+def gpt2_small(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """GPT-2 small, 124M weights, 3.28 billion tokens of OpenWebText."""
     return _gpt2("small", 6e-4, residual, assignment)
 
 
-def gpt2_medium(residual: str = RECOMMENDED[0], assignment: str = RECOMMENDED[1]) -> Recipe:
+def gpt2_medium(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """GPT-2 medium, 355M weights."""
     return _gpt2("medium", 3e-4, residual, assignment)
 
 
-def gpt2_large(residual: str = RECOMMENDED[0], assignment: str = RECOMMENDED[1]) -> Recipe:
+def gpt2_large(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """GPT-2 large, 774M weights."""
     return _gpt2("large", 2.5e-4, residual, assignment)
 
 
-def llama_34m(residual: str = RECOMMENDED[0], assignment: str = RECOMMENDED[1]) -> Recipe:
+def llama_34m(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     """The 8-layer Llama of arXiv 2605.04971: 10,000 steps of 128 x 128 tokens of WikiText-103."""
     return Recipe(
         name="llama-34m",
@@ -113,12 +114,21 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
 }
 
 
-def preset(name: str, residual: str = RECOMMENDED[0], assignment: str = RECOMMENDED[1]) -> Recipe:
-    """The recipe of a preset with residual and optimizer chosen, and the learning rate tuned for them where it is known.
+def preset(name: str, residual: str | None = None, assignment: str | None = None) -> Recipe:
+    """The recipe of a preset, and the learning rate tuned for its residual and optimizer where it is known.
 
     Args:
         name: a key of `PRESETS`.
         residual: one of `gnomon.residual.names()`.
         assignment: "adamw", "muon", or an assignment of ManifoldMuon.
+
+    Where neither is given it is what we recommend, see `recommended`; where one is, the other is from `RECOMMENDED`.
     """
-    return PRESETS[check_name("preset", name, PRESETS)](residual=residual, assignment=assignment)
+    make = PRESETS[check_name("preset", name, PRESETS)]
+    recipe = make(residual=residual or RECOMMENDED[0], assignment=assignment or RECOMMENDED[1])
+    return recommended(recipe) if residual is None and assignment is None else recipe
+
+
+def recommended(recipe: Recipe) -> Recipe:
+    """A recipe of the pair `RECOMMENDED` with what else won `gnomon study recipe`: GeoNorm's clamp on the steps of the sphere."""
+    return replace(recipe, {"model.residual_options.clamp": math.pi / 4})
