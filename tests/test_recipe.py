@@ -93,5 +93,5 @@ def test_a_preset_is_what_won_the_study_unless_asked_otherwise(name):
     assert plain == replace(preset(name, *RECOMMENDED), {"model.residual_options.clamp": math.pi / 4})
     usual = preset(name, *BASELINE)
     assert (usual.model.residual, usual.optim.name) == BASELINE
-    assert preset(name, assignment="adamw").model.residual == RECOMMENDED[0]
-    assert preset(name, "keel").optim.name == RECOMMENDED[1]
+    assert preset(name, assignment="muon").model.residual == BASELINE[0]
+    assert preset(name, "keel").optim.name == BASELINE[1]

@@ -122,11 +122,13 @@ def preset(name: str, residual: str | None = None, assignment: str | None = None
         residual: one of `gnomon.residual.names()`.
         assignment: "adamw", "muon", or an assignment of ManifoldMuon.
 
-    Where neither is given it is what we recommend, see `recommended`; where one is, the other is from `RECOMMENDED`.
+    Where neither is given it is what we recommend, see `recommended`; where one is, the other is that of `BASELINE`, so that one
+    thing is changed.
     """
     make = PRESETS[check_name("preset", name, PRESETS)]
-    recipe = make(residual=residual or RECOMMENDED[0], assignment=assignment or RECOMMENDED[1])
-    return recommended(recipe) if residual is None and assignment is None else recipe
+    if residual is None and assignment is None:
+        return recommended(make(*RECOMMENDED))
+    return make(residual or BASELINE[0], assignment or BASELINE[1])
 
 
 def recommended(recipe: Recipe) -> Recipe:
