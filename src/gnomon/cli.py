@@ -336,7 +336,7 @@ def study(
 
     Args:
         name: residuals, manifolds, continuity or recipe.
-        scale: tiny (half an hour on two cores), small (hours on a laptop or one GPU) or paper.
+        scale: tiny (eight minutes to an hour on two cores), small (hours on a laptop or one GPU) or paper.
         seeds: compared seeds; the tuning seed comes on top.
         jobs: runs at a time; each gets an equal share of the cores.
         processes: of each language model's run, one a device, started by torchrun; also what --dry-run counts with.

@@ -35,7 +35,7 @@ def load(
 
     Args:
         name: one of `NAMES`.
-        scale: "tiny" (embedded data, half an hour on two cores), "small" (hours on a laptop or one GPU) or "paper".
+        scale: "tiny" (embedded data, eight minutes to an hour on two cores), "small" (hours on a laptop or one GPU) or "paper".
         seeds: compared seeds; None for the study's own number, three.
         data: training tokens of the language models, as `gnomon train --data`.
         variants: run only these; baselines they need are kept.
