@@ -151,3 +151,9 @@ def test_config_reproduces_a_run(run, tmp_path):
     assert done.returncode == 0, done.stderr
     a, b = (json.loads((f / "metrics.jsonl").read_text().splitlines()[-1])["loss"] for f in (run, tmp_path / "again"))
     assert a == b
+
+
+def test_a_residual_by_set_leaves_the_recommended_options_behind(capsys):
+    assert cli.main(["train", "tiny", "--set", "model.residual=keel", "--dry-run"]) == 0
+    assert cli.main(["train", "tiny", "--set", "model.residual_options.clmp=1", "--dry-run"]) == 2
+    assert "Did you mean 'clamp'" in capsys.readouterr().err

@@ -90,7 +90,8 @@ def test_schedule(name):
 def test_a_preset_is_what_won_the_study_unless_asked_otherwise(name):
     plain = preset(name)
     bound = {"model.residual_options.clamp": math.pi / 4} if plain.model.layers <= 12 else {"model.residual": "geonorm"}
-    assert plain == replace(preset(name, *RECOMMENDED), {**bound, "optim.lr": 0.04 if name == "tiny" else 0.02})
+    changed = {**bound, "model.head_bias": True, "optim.lr": 0.04 if name == "tiny" else 0.02}
+    assert plain == replace(preset(name, *RECOMMENDED), changed)
     usual = preset(name, *BASELINE)
     assert (usual.model.residual, usual.optim.name) == BASELINE
     assert preset(name, assignment="muon").model.residual == BASELINE[0]

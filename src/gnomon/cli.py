@@ -64,9 +64,6 @@ def train(
     from gnomon.train import preset as get_preset
     from gnomon.train.presets import BASELINE
 
-    # A checkpoint goes on as it was most likely made.
-    usual = (None, None) if init is None else BASELINE
-    recipe = from_dict(read_json(config)) if config else get_preset(preset, residual or usual[0], assignment or usual[1])
     flags = {
         "steps": steps,
         "seed": seed,
@@ -80,6 +77,10 @@ def train(
     if config and assignment:
         raise UserError("--assignment chooses the preset's optimizer; with --config use --set optim.name=… instead")
     changes |= _pairs(set)
+    # A checkpoint goes on as it was most likely made.
+    usual = (None, None) if init is None else BASELINE
+    asked = changes.get("model.residual", usual[0]), assignment or usual[1]
+    recipe = from_dict(read_json(config)) if config else get_preset(preset, *asked)
     if init is not None:
         from gnomon.train.start import start_from
 

@@ -67,7 +67,8 @@ class SphereResidual(Residual):
     ):
         super().__init__(dim, **place)
         sphere.check(p, radius, cap)
-        sphere.check(p, radius, clamp)
+        if clamp is not None and not clamp > 0:
+            raise UserError(f"clamp must be positive or None, got {clamp}")
         if not start > 0:
             raise UserError(f"start must be positive, got {start}: alpha = lambda softplus(a) cannot be zero")
         last = self.depth if count == "sublayer" else self.blocks

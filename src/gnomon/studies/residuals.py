@@ -139,7 +139,7 @@ def _best_p(results: Results) -> tuple[str, str]:
 
 
 def _others_fail(results: Results) -> tuple[str, str]:
-    deep = [v.name for v in results.study.variants if "48 layers" in v.name]
+    deep = [f"{name}, 48 layers" for name in DEEP if not name.startswith("sphere")]
     failed = [f"{n} ({results.fates(n, 'diverged')} diverged, {results.fates(n, 'stalled')} stalled)" for n in deep
               if results.fates(n, "diverged") + results.fates(n, "stalled")]  # fmt: skip
     return ("failed at 48 layers: " + ", ".join(failed)) if failed else "all learned at 48 layers", REPRODUCED if failed else NOT

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gnomon.anatomy import Anatomy, Block
 from gnomon.models.transformer import Transformer
@@ -35,7 +36,7 @@ def probe(model: Transformer, tokens_BT: Tensor) -> dict[str, Any]:
     def after_join(_module, inputs, output):
         h, out = inputs[0].float(), output.float()
         found["stream_norm"].append(out.square().sum(-1).mean().sqrt())
-        found["stream_coherence"].append(unit(out).flatten(0, -2).mean(0).norm())
+        found["stream_coherence"].append(F.normalize(out, dim=-1).flatten(0, -2).mean(0).norm())
         found["angle"].append(angle(h, out).mean())
 
     joins = [join for block in model.blocks for join in (block.join_attention, block.join_mlp)]
@@ -93,10 +94,5 @@ def _attention(logits_BHTS: Tensor, found: dict[str, list]) -> None:
 
 def angle(x: Tensor, y: Tensor) -> Tensor:
     """Angle between rows in radians: 2 atan2(|u - w|, |u + w|) of unit vectors, accurate near 0 and pi unlike acos."""
-    u, w = unit(x), unit(y)
+    u, w = (F.normalize(v, dim=-1, eps=torch.finfo(v.dtype).tiny) for v in (x, y))
     return 2 * torch.atan2((u - w).norm(dim=-1), (u + w).norm(dim=-1))
-
-
-def unit(x: Tensor) -> Tensor:
-    """Rows of length 1; a row of zeros stays."""
-    return x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
