@@ -196,7 +196,7 @@ end()
 _INSPECT = """
 import torch
 from gnomon.continuity import inspect
-from gnomon.continuity.words import stream_side
+from gnomon.continuity.advice import stream_side
 begin()
 report = inspect(path, k=8, full=full)
 end(stream={f"{row['role']}.{row['layer']}": row[stream_side(row["role"]) + "1_cos"] for row in report.rows})

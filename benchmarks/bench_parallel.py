@@ -23,10 +23,10 @@ from benchmarks.bench_muon import matrices
 from gnomon import data
 from gnomon.geometry.manifolds import DGram, Stiefel
 from gnomon.models import Transformer
-from gnomon.optim import ManifoldMuon, parallel
+from gnomon.optim import ManifoldMuon, ownership
 from gnomon.train import loop, optimizer, preset, replace
-from gnomon.train.parallel import ALONE, Ranks, grad_norm, spread
-from gnomon.train.shards import Saver
+from gnomon.train.distributed import ALONE, Ranks, grad_norm, spread
+from gnomon.train.sharded_saving import Saver
 
 SIZE = {"model.layers": 6, "model.width": 384, "model.heads": 6, "model.context": 256, "data.batch": 8}
 TARGETS = {"training": "at least 0.9", "optimizer": "at most 0.6", "checkpoint": "at most 0.05"}
@@ -99,13 +99,13 @@ def optimizer_step(rounds: int, layers: int) -> dict[str, list[float]]:
     muon = ManifoldMuon(groups, lr=0.02, check_finite=False)
     for group in muon.param_groups:
         group["step"] = 20
-    shared, world, number = [], parallel.world, parallel.rank
+    shared, world, number = [], ownership.world, ownership.rank
     redundant = []
     for _ in range(rounds + 1):
         shared += seconds_of(muon.step, 1, 0)
-        parallel.world, parallel.rank = (lambda: 1), (lambda: 0)
+        ownership.world, ownership.rank = (lambda: 1), (lambda: 0)
         redundant += seconds_of(muon.step, 1, 0)
-        parallel.world, parallel.rank = world, number
+        ownership.world, ownership.rank = world, number
     return {"optimizer": shared[1:], "redundant": redundant[1:]}
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-FAMILIES = json.loads((Path(__file__).parent / "data" / "anatomy_families.json").read_text())
+FAMILIES = json.loads((Path(__file__).parent / "anatomy" / "anatomy_families.json").read_text())
 HEADS, EXPERTS = 6, 4
 WIDE = {"qwen3", "gemma", "gemma2", "gpt_oss", "glm"}  # head_dim 24: queries wider than the stream
 

@@ -11,9 +11,9 @@ import torch.multiprocessing as mp
 
 from gnomon import data
 from gnomon.models import Transformer
-from gnomon.optim import parallel
+from gnomon.optim import ownership
 from gnomon.train import loop, optimizer, preset, replace
-from gnomon.train.parallel import ALONE, Ranks, grad_norm, spread
+from gnomon.train.distributed import ALONE, Ranks, grad_norm, spread
 
 SMALL = {
     "model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 16, "data.batch": 8, "steps": 6,
@@ -61,7 +61,7 @@ def steps(settings, ranks: Ranks = ALONE, *, count=4, double=False, ragged=False
         optim.step()
     named = dict(model.named_parameters())
     momenta = {f"{n}.{k}": v for n, p in named.items() for k, v in optim.state[p].items() if v.shape == p.shape}
-    end = {name: parallel.whole(value).detach().clone() for name, value in (named | momenta).items()}
+    end = {name: ownership.whole(value).detach().clone() for name, value in (named | momenta).items()}
     violations = optim.measure().get("feasibility", {}) if hasattr(optim, "measure") else {}
     return {"losses": losses, "end": end, "feasibility": violations}
 

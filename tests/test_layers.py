@@ -13,15 +13,16 @@ SOURCE = Path(gnomon.__file__).parent
 
 FLOORS = [
     {"errors", "files", "plugin", "progress"},
-    {"geometry", "anatomy", "data", "report"},
+    {"geometry", "checkpoints", "data", "report"},
+    {"anatomy"},
     {"residual", "optim", "continuity"},
     {"models"},
-    {"train", "evaluate", "scoring", "zeroshot", "export", "compress", "doctor"},
+    {"train", "evaluation", "export", "doctor"},
     {"studies"},
     {"cli", "__main__"},
 ]
 # Rooms of these floors may not import each other; above them they may.
-SEPARATE = FLOORS[1] | FLOORS[2]
+SEPARATE = FLOORS[1] | FLOORS[3]
 
 
 def room(module: str) -> str:

@@ -22,6 +22,8 @@ _EXPORTS = {
     "anatomy": "gnomon.anatomy",
     "optim": "gnomon.optim",
     "continuity": "gnomon.continuity",
+    "checkpoints": "gnomon.checkpoints",
+    "evaluation": "gnomon.evaluation",
     "report": "gnomon.report",
     "studies": "gnomon.studies",
     "Stiefel": "gnomon.geometry.manifolds",

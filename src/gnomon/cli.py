@@ -82,7 +82,7 @@ def train(
     asked = changes.get("model.residual", usual[0]), assignment or usual[1]
     recipe = from_dict(read_json(config)) if config else get_preset(preset, *asked)
     if init is not None:
-        from gnomon.train.start import start_from
+        from gnomon.train.init_from import start_from
 
         recipe = start_from(recipe, init, residual, changes.get("data.tokenizer"))
     recipe = replace(recipe, changes)
@@ -110,7 +110,7 @@ def train(
         tell(f"stopped after step {record['step']}, saved; the same command continues")
         raise KeyboardInterrupt
     if is_main():
-        from gnomon import evaluate
+        from gnomon.evaluation import evaluate
 
         print(f"wrote {evaluate.report_of(folder)}")
 
@@ -154,7 +154,7 @@ def generate(
         seed: of the draws.
         device: auto, cpu, cuda or mps.
     """
-    from gnomon import evaluate
+    from gnomon.evaluation import evaluate
 
     model, tokenizer, _ = evaluate.load(run, device=device)
     for piece in evaluate.generate(model, tokenizer, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed):
@@ -212,14 +212,15 @@ def eval(
         json: write the rows here.
         device: auto, cpu, cuda or mps.
     """
-    from gnomon import evaluate, report
+    from gnomon import report
     from gnomon.data.wikitext import HUB_SETS
+    from gnomon.evaluation import evaluate
     from gnomon.files import write_json
 
     if tasks is not None:
         if data is not None or wikitext or tokens is not None:
             raise UserError("--tasks and --data are two evaluations: give one at a time (--limit shortens tasks)")
-        from gnomon import zeroshot
+        from gnomon.evaluation import zeroshot
 
         rows = zeroshot.evaluate_tasks(
             run, tasks.split(","), task_path=task_path, fewshot=fewshot, limit=limit, device=device
@@ -351,16 +352,16 @@ def study(
 
     found = studies.load(name, scale, seeds=seeds, data=data, variants=variants, changes=_pairs(set))
     if dry_run:
-        from gnomon.studies import dry
+        from gnomon.studies import cost
 
-        report.show(studies.dry_run(found, processes), dry.COLUMNS, formats=dry.FORMATS)
+        report.show(studies.dry_run(found, processes), cost.COLUMNS, formats=cost.FORMATS)
         return
     results, path = studies.run(found, out or Path("runs") / f"study-{name}-{scale}", jobs, processes)
-    from gnomon.studies import page
+    from gnomon.studies import study_page
 
-    report.show(page.table(results), page.COLUMNS, formats=page.FORMATS)
+    report.show(study_page.table(results), study_page.COLUMNS, formats=study_page.FORMATS)
     if claims := results.claims():
-        report.show(claims, page.CLAIMS)
+        report.show(claims, study_page.CLAIMS)
     print(f"wrote {path}, results.csv and results.md")
 
 

@@ -21,15 +21,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gnomon import evaluate
 from gnomon.data.tokenizers import Tokenizer
 from gnomon.errors import UserError
+from gnomon.evaluation import evaluate
 from gnomon.files import atomic_folder, read_json, write_json
-from gnomon.models.hf import check, code, plain
+from gnomon.models.hf import fresh_process, gpt2_llama, remote_code
 from gnomon.models.hf.card import model_card
 from gnomon.models.transformer import Transformer
-from gnomon.train.folder import read_metrics
 from gnomon.train.recipe import Recipe, flatten, to_dict
+from gnomon.train.run_writer import read_metrics
 
 TEXT = "The blade of a sundial is its gnomon. Шадоў, 影 — naïve?\n\tIt's 12 o'clock."
 CLOSE = 1e-4
@@ -89,8 +89,8 @@ def export(run: str | Path, out: str | Path, *, verify: bool = False) -> Exporte
     transformers = _transformers()
     ours, tokenizer, recipe = evaluate.load(run, device="cpu")
     config = ours.config
-    family = plain.family_of(config)
-    obstacles = () if family else tuple(min((plain.obstacles(config, name) for name in plain.CLASSES), key=len))
+    family = gpt2_llama.family_of(config)
+    obstacles = () if family else tuple(min((gpt2_llama.obstacles(config, name) for name in gpt2_llama.CLASSES), key=len))
     model = _plain_model(ours, family, tokenizer.end_of_text) if family else _own_model(ours, tokenizer.end_of_text)
     made = Exported(out, type(model).__name__, family, obstacles)
     with atomic_folder(out) as partial, _quiet():
@@ -98,8 +98,8 @@ def export(run: str | Path, out: str | Path, *, verify: bool = False) -> Exporte
         # safetensors leaves files that only their owner may read.
         (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
         if family is None:
-            code.write(partial)
-            _amend(partial / "config.json", auto_map=code.AUTO_MAP)
+            remote_code.write(partial)
+            _amend(partial / "config.json", auto_map=remote_code.AUTO_MAP)
         _fast_tokenizer(tokenizer, config.context).save_pretrained(partial)
         # Under the name that transformers 4 knows too.
         _amend(partial / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
@@ -140,10 +140,10 @@ def _quiet() -> Iterator[None]:
 def _plain_model(ours: Transformer, family: str, end: int) -> Any:
     transformers = _transformers()
     config = {"gpt2": transformers.GPT2Config, "llama": transformers.LlamaConfig}[family](
-        **plain.config_values(ours.config, family), bos_token_id=end, eos_token_id=end
+        **gpt2_llama.config_values(ours.config, family), bos_token_id=end, eos_token_id=end
     )
-    model = getattr(transformers, plain.CLASSES[family])(config)
-    missing, unexpected = model.load_state_dict(plain.to_plain(ours.state_dict(), ours.config, family), strict=False)
+    model = getattr(transformers, gpt2_llama.CLASSES[family])(config)
+    missing, unexpected = model.load_state_dict(gpt2_llama.to_plain(ours.state_dict(), ours.config, family), strict=False)
     assert not unexpected and set(missing) <= ({"lm_head.weight"} if ours.config.tied else set())
     return model.eval()
 
@@ -237,7 +237,7 @@ def _in_fresh_process(folder: Path, work: Path, tokens: Tensor) -> tuple[Tensor,
     # Code from the folder is copied into a cache, which here is thrown away.
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(work / "modules")}
     done = subprocess.run(
-        [sys.executable, "-P", str(check.__file__), str(folder), str(work), str(torch.get_num_threads())],
+        [sys.executable, "-P", str(fresh_process.__file__), str(folder), str(work), str(torch.get_num_threads())],
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
     if done.returncode:

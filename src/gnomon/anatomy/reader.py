@@ -11,15 +11,15 @@ from gnomon.anatomy import headers
 from gnomon.anatomy.anatomy import Anatomy, Part
 from gnomon.anatomy.block import WHOLE, Block
 from gnomon.anatomy.families import INSIDE, OUTSIDE, Entry, Weight
+from gnomon.anatomy.generic_roles import plain_role
+from gnomon.anatomy.grouping import gather, main_stack, members_of, serving
 from gnomon.anatomy.interpret import Matrix, expert_orientation, interpret, interpret_open
-from gnomon.anatomy.plain import plain_role
 from gnomon.anatomy.recognise import Recognition, recognise
 from gnomon.anatomy.roles import ROLES
 from gnomon.anatomy.sizes import as_dict
 from gnomon.anatomy.stack import Member, Stack, is_packed
 from gnomon.anatomy.structure import STRUCTURAL
 from gnomon.anatomy.tensors import Tensor, from_mapping, from_module
-from gnomon.anatomy.towers import gather, main_stack, members_of, serving
 from gnomon.errors import UserError
 
 

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gnomon.anatomy.families import INSIDE, Family
+from gnomon.anatomy.generic_roles import plain_role
 from gnomon.anatomy.layouts import Facts
 from gnomon.anatomy.names import Name
-from gnomon.anatomy.plain import plain_role
 from gnomon.anatomy.sizes import Sizes, read_sizes
 from gnomon.anatomy.tensors import Tensor
 

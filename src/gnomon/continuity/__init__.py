@@ -9,8 +9,6 @@ from typing import Any
 _EXPORTS = {
     "inspect": "inspector",
     "Report": "report",
-    "open_checkpoint": "weights",
-    "Checkpoint": "checkpoint",
     "Tracker": "tracker",
 }
 
@@ -21,7 +19,6 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'gnomon.continuity' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"gnomon.continuity.{_EXPORTS[name]}"), name)
-    globals()[name] = value
     globals()[name] = value
     return value
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.anatomy import Anatomy, Pair, Part
-from gnomon.continuity.checkpoint import Checkpoint
-from gnomon.continuity.measure import Measured
-from gnomon.continuity.metrics import GAP_FRAGILE, undefined
+from gnomon.checkpoints.checkpoint import Checkpoint
+from gnomon.continuity.one_pass import Measured
+from gnomon.continuity.pair_measures import GAP_FRAGILE, undefined
 
 
 def of_model(checkpoint: Checkpoint, anatomy: Anatomy, parts: list[Part], pairs: list[Pair]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import math
 from functools import cache
 from typing import Any
 
-from gnomon.continuity.measure import Measured
+from gnomon.continuity.one_pass import Measured
 from gnomon.geometry.subspace import Null, cosine_null
 
 

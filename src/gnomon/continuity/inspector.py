@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from gnomon import anatomy as anatomies
 from gnomon.anatomy import Anatomy, Pair, Part
-from gnomon.continuity import depth, flags, heads, metrics, processes, serial, sharing
-from gnomon.continuity.checkpoint import Checkpoint
-from gnomon.continuity.measure import How, Measured, Unit, measure, plan, units, wanted
+from gnomon.checkpoints.checkpoint import Checkpoint
+from gnomon.checkpoints.opener import open_checkpoint
+from gnomon.continuity import flags, heads, pair_measures, processes, serial_alignment, sharing, summary
+from gnomon.continuity.one_pass import How, Measured, Unit, measure, plan, units, wanted
 from gnomon.continuity.report import Report
-from gnomon.continuity.weights import open_checkpoint
 from gnomon.errors import UserError
 from gnomon.progress import Progress
 
@@ -162,11 +162,11 @@ class _Work:
         row = _place(pair)
         broken = [one.error for one in (first, second) if one.at is None]
         if first.at is None or second.at is None:
-            row |= metrics.unmeasured(*pair.first.shape, self.how.k)
+            row |= pair_measures.unmeasured(*pair.first.shape, self.how.k)
             row |= {"defined": False, "reason": "; ".join(broken)}
         else:
-            row |= metrics.compare(first.at, second.at, self.how.k, self.how.full)
-            doubts = [metrics.undefined(first.at), metrics.undefined(second.at)]
+            row |= pair_measures.compare(first.at, second.at, self.how.k, self.how.full)
+            doubts = [pair_measures.undefined(first.at), pair_measures.undefined(second.at)]
             names = ("first: ", "second: ")
             reason = "; ".join(name + doubt for name, doubt in zip(names, doubts) if doubt)
             if not reason and self._copied(first, second):
@@ -205,19 +205,19 @@ class _Work:
     def report(
         self, checkpoint: Checkpoint, anatomy: Anatomy, settings: dict[str, Any], nbytes: int, seconds: float
     ) -> Report:
-        ordered = sorted(self.pairs, key=lambda pair: depth.place(pair.first.stack, pair.first.role))
+        ordered = sorted(self.pairs, key=lambda pair: summary.place(pair.first.stack, pair.first.role))
         rows = [self.rows[pair] for pair in ordered]
         measured = list(self.measured.values())
-        maps = depth.heats(measured, self.how.k)
+        maps = summary.heats(measured, self.how.k)
         return Report(
             model=checkpoint.name,
             family=anatomy.family,
             settings={**settings, "bytes_read": nbytes, "seconds": round(seconds, 3)},
             rows=rows,
             flags=self.flags,
-            summary=depth.summarise(rows, maps),
+            summary=summary.summarise(rows, maps),
             matrices=self.matrices,
-            serial=serial.rows(measured, self.how.k),
+            serial=serial_alignment.rows(measured, self.how.k),
             heads=[row for pair in ordered for row in self.heads[pair]],
             sharing=[self.sharing[pair] for pair in ordered if pair in self.sharing],
             heats=maps,
@@ -260,7 +260,7 @@ def _matrix(one: Measured, checkpoint: Checkpoint, k: int) -> dict[str, Any]:
     return row | {
         "norm": at.norm,
         "sigma": at.sigma_k[:k].tolist(),
-        "gap": metrics.finite(at.gap),
+        "gap": pair_measures.finite(at.gap),
         "residual": float(at.residual_k[:k].max()),
         "stable_rank": at.stable_rank,
         "effective_rank": one.effective_rank,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gnomon.continuity.measure import Measured, Unit, series
+from gnomon.continuity.one_pass import Measured, Unit, series
 
 
 @contextlib.contextmanager

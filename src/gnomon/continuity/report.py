@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnomon import report as drawing
 from gnomon.anatomy import Part
-from gnomon.continuity.depth import Heat
+from gnomon.continuity.summary import Heat
 from gnomon.files import write_json
 from gnomon.geometry.subspace import Singular
 
@@ -116,7 +116,7 @@ class Report:
         Raises:
             UserError: the extra `report` is not installed.
         """
-        from gnomon.continuity.page import page
+        from gnomon.continuity.inspect_page import page
 
         return page(self).write(path, figures=figures)
 

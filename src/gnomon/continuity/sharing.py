@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.continuity.measure import Measured
+from gnomon.continuity.one_pass import Measured
 from gnomon.geometry.subspace import Singular
 
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from gnomon.anatomy import Part
-from gnomon.continuity.metrics import undefined
+from gnomon.continuity.pair_measures import undefined
 from gnomon.geometry import subspace
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from gnomon import anatomy
 from gnomon.anatomy import Pair, Part
-from gnomon.continuity.measure import wanted
-from gnomon.continuity.metrics import undefined
+from gnomon.continuity.one_pass import wanted
+from gnomon.continuity.pair_measures import undefined
 from gnomon.errors import UserError
 from gnomon.geometry import subspace
 from gnomon.geometry.subspace import Singular

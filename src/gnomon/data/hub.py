@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.data.local import text_of
-from gnomon.data.pieces import Piece, Source, document
+from gnomon.data.sources import Piece, Source, document
 from gnomon.errors import UserError
 
 # After an empty line, " = Title = " begins an article of WikiText; " = = Section = = " does not.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gnomon.data.opening import not_utf8
-from gnomon.data.pieces import Piece, Source, cut, document
+from gnomon.data.sources import Piece, Source, cut, document
 from gnomon.data.tokenizers import END_OF_TEXT
 from gnomon.errors import UserError, suggest
 

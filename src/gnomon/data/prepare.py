@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.data import local
+from gnomon.data.conversion import STATE, Job, Part, recorded
 from gnomon.data.hub import HUB, HubSource
-from gnomon.data.job import STATE, Job, Part, recorded
-from gnomon.data.pieces import Source
+from gnomon.data.sources import Source
 from gnomon.data.tokenfile import MAX_TOKENS
 from gnomon.data.tokenizers import Tokenizer
 from gnomon.data.tokenizers import tokenizer as named_tokenizer

@@ -13,7 +13,7 @@ from torch import nn
 from gnomon.anatomy import Anatomy
 from gnomon.errors import UserError
 from gnomon.geometry.manifolds import Stiefel
-from gnomon.optim.parallel import whole, write
+from gnomon.optim.ownership import whole, write
 from gnomon.optim.rules import Assignment
 
 

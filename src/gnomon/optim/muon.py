@@ -29,7 +29,7 @@ from gnomon.errors import UserError, check_name
 from gnomon.geometry import steepest
 from gnomon.geometry.manifolds import Euclidean, Manifold
 from gnomon.geometry.polar import spectral_norm
-from gnomon.optim import parallel
+from gnomon.optim import ownership
 from gnomon.optim.groups import describe, from_assignment, from_plain, to_plain
 from gnomon.optim.rules import Assignment, label
 
@@ -196,7 +196,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         for name, parameter in zip(group["param_names"], group["params"]):
             if not parameter.requires_grad:
                 continue
-            full = parallel.whole(parameter)
+            full = ownership.whole(parameter)
             for block, manifold in parts[name]:
                 W = block.take(full).float().cpu()
                 if W.ndim != 2:
@@ -214,7 +214,7 @@ class ManifoldMuon(torch.optim.Optimizer):
                     {"name": name, "shape": tuple(W.shape), "manifold": label(manifold), "change": change}
                 )
                 block.put(full, new.to(full))
-            parallel.write(parameter, full)
+            ownership.write(parameter, full)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -236,7 +236,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         return loss
 
     def _matrix_step(self, group: dict[str, Any]) -> None:
-        live = parallel.live([p for p in group["params"]])
+        live = ownership.live([p for p in group["params"]])
         moving = [(name, p) for name, p, alive in zip(group["param_names"], group["params"], live) if alive]
         if not moving:
             return
@@ -245,10 +245,10 @@ class ManifoldMuon(torch.optim.Optimizer):
         targets = [self.state[p].get("master", p) for _, p in moving]
         # Over all that can move, so that an owner stays one when another matrix has no gradient for once.
         costs = [p.numel() * min(p.shape) * p.requires_grad for p in group["params"]]
-        chosen = [rank for rank, alive in zip(parallel.owners(costs, parallel.world()), live) if alive]
-        wholes = parallel.to_owners(targets, chosen)
+        chosen = [rank for rank, alive in zip(ownership.owners(costs, ownership.world()), live) if alive]
+        wholes = ownership.to_owners(targets, chosen)
         items = []
-        for (name, p), W, U in zip(moving, wholes, parallel.to_owners(updates, chosen)):
+        for (name, p), W, U in zip(moving, wholes, ownership.to_owners(updates, chosen)):
             for number, (block, manifold) in enumerate(from_plain(group["manifolds"][name])):
                 if W is None or U is None:
                     # Another rank's: only an owner keeps duals, so that a checkpoint holds no stale ones.
@@ -263,10 +263,10 @@ class ManifoldMuon(torch.optim.Optimizer):
             self._batch_step(group, manifold, shape, batch)
         for item in items:
             item.block.put(item.full, item.W)
-        parallel.from_owners(targets, wholes, chosen)
+        ownership.from_owners(targets, wholes, chosen)
         for (_, p), target in zip(moving, targets):
             if target is not p:
-                parallel.local(p).copy_(parallel.local(target))
+                ownership.local(p).copy_(ownership.local(target))
 
     def _batch_step(
         self, group: dict[str, Any], manifold: Manifold, shape: tuple[int, ...], batch: list[_Item]
@@ -314,17 +314,17 @@ class ManifoldMuon(torch.optim.Optimizer):
                 if p.dtype != dtype:
                     self.state[p]["master"] = p.detach().to(dtype)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        gradients = [parallel.local(g).to(dtype) for g, dtype in zip(gradients, wide)]
+        gradients = [ownership.local(g).to(dtype) for g, dtype in zip(gradients, wide)]
         buffers = [self.state[p]["momentum"] for p in parameters]
-        local = [parallel.local(buffer) for buffer in buffers]
+        local = [ownership.local(buffer) for buffer in buffers]
         mu = group["momentum"]
         torch._foreach_lerp_(local, gradients, 1 - mu)
         updates = torch._foreach_lerp(gradients, local, mu) if group["nesterov"] else [b.clone() for b in local]
-        return [parallel.like(update, buffer) for update, buffer in zip(updates, buffers)]
+        return [ownership.like(update, buffer) for update, buffer in zip(updates, buffers)]
 
     def _refuse_non_finite(self) -> None:
         named = [
-            (name, parallel.local(p.grad))
+            (name, ownership.local(p.grad))
             for group in self.param_groups
             for name, p in zip(group["param_names"], group["params"])
             if p.grad is not None
@@ -332,7 +332,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         norms = (
             torch.stack([n.float() for n in torch._foreach_norm([g for _, g in named])]) if named else torch.zeros(1)
         )
-        if parallel.anywhere(~norms.isfinite().all()):
+        if ownership.anywhere(~norms.isfinite().all()):
             bad = [name for (name, g) in named if not g.isfinite().all()]
             where = (
                 ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "") if bad else "another process"
@@ -351,7 +351,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         for group in self.param_groups:
             for name, p in zip(group["param_names"], group["params"]) if group["manifolds"] is not None else ():
                 parts = from_plain(group["manifolds"][name])
-                full = parallel.whole(p)
+                full = ownership.whole(p)
                 momentum = self.state[p].get("momentum") if p in self.state else None
                 for number, (block, manifold) in enumerate(parts):
                     label = name.removesuffix(".weight") + (f"[{number}]" if len(parts) > 1 else "")
@@ -359,7 +359,7 @@ class ManifoldMuon(torch.optim.Optimizer):
                     found["feasibility"][label] = float(manifold.violation(W))
                     if momentum is None or isinstance(manifold, Euclidean):
                         continue
-                    U = block.take(parallel.whole(momentum))
+                    U = block.take(ownership.whole(momentum))
                     if group["paper"]:
                         U = U / (1 - group["momentum"])
                     solve = (

@@ -10,8 +10,8 @@ _EXPORTS = {
     "curves": "charts", "profile": "charts", "heatmap": "charts",
     "intervals": "charts", "ridgeline": "charts", "scatter": "charts",
     "Page": "page",
-    "run_report": "run", "run_page": "run",
-    "summary": "run_folder", "SUMMARY": "run_folder", "read_runs": "run_folder",
+    "run_report": "training_report", "run_page": "training_report",
+    "summary": "runs", "SUMMARY": "runs", "read_runs": "runs",
 }
 
 __all__ = list(_EXPORTS)

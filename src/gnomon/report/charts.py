@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnomon.report.parts import (
+from gnomon.report.chart_data import extent, groups, late_range, log_ticks, smooth, split_finite, thin
+from gnomon.report.chart_parts import (
     colours,
     data,
     field,
@@ -24,7 +25,6 @@ from gnomon.report.parts import (
     rules,
     tips,
 )
-from gnomon.report.points import extent, groups, late_range, log_ticks, smooth, split_finite, thin
 from gnomon.report.theme import DASHES
 
 WIDTH = 680  # pixels, of a picture; a page stretches charts to its own width

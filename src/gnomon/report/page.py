@@ -13,7 +13,7 @@ from typing import Any
 
 from gnomon.files import atomic
 from gnomon.report import tables
-from gnomon.report.parts import HOVER, need
+from gnomon.report.chart_parts import HOVER, need
 from gnomon.report.theme import theme
 
 _HERE = Path(__file__).parent

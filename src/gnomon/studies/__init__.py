@@ -47,7 +47,7 @@ def load(
     check_name("study", name, NAMES)
     check_name("scale", scale, SCALES)
     settings = dict(changes or {}) | ({"data.train": data} if data is not None else {})
-    study: Study = importlib.import_module(f"gnomon.studies.{name}").study(scale, settings)
+    study: Study = importlib.import_module(f"gnomon.studies.{name}_study").study(scale, settings)
     if seeds is not None:
         if seeds < 1:
             raise UserError(f"seeds must be at least 1, got {seeds}")
@@ -65,15 +65,15 @@ def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> 
     Raises:
         UserError: as `gnomon.studies.runner.run`.
     """
-    from gnomon.studies import page, runner
+    from gnomon.studies import runner, study_page
 
     results = runner.run(study, folder, jobs, processes)
-    module = importlib.import_module(f"gnomon.studies.{study.name}")
-    return results, page.write(results, folder, getattr(module, "figures", None))
+    module = importlib.import_module(f"gnomon.studies.{study.name}_study")
+    return results, study_page.write(results, folder, getattr(module, "figures", None))
 
 
 def dry_run(study: Study, processes: int = 1) -> list[dict[str, Any]]:
     """What each variant will take: runs, parameters, tokens, operations, memory and time, and the sum. Nothing is trained."""
-    from gnomon.studies import dry
+    from gnomon.studies import cost
 
-    return dry.rows(study, processes)
+    return cost.rows(study, processes)

@@ -20,7 +20,7 @@ from pathlib import Path
 from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.progress import Progress
-from gnomon.studies import work
+from gnomon.studies import one_run
 from gnomon.studies.study import Job, Outcome, Results, Study, plan, wanted
 
 
@@ -45,7 +45,7 @@ def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> 
             running: dict[Future[Outcome], Job] = {}
             while True:
                 for job in _todo(study, folder, measured, set(running.values())):
-                    running[pool.submit(work.perform, job, folder, processes)] = job
+                    running[pool.submit(one_run.perform, job, folder, processes)] = job
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -64,7 +64,7 @@ def _todo(study: Study, folder: Path, measured: dict[Job, Outcome], running: set
     """Runs that may start now; those found done are put into `measured`, which may bring up more."""
     while True:
         missing = [j for v in study.variants for j in wanted(study, v, measured) if j not in measured and j not in running]
-        found = {job: outcome for job in missing if (outcome := work.known(job, folder)) is not None}
+        found = {job: outcome for job in missing if (outcome := one_run.known(job, folder)) is not None}
         measured.update(found)
         if not found:
             return missing
@@ -82,7 +82,7 @@ def _say(outcome: Outcome) -> str:
 def _result(future: Future[Outcome], job: Job, others: dict[Future[Outcome], Job]) -> Outcome:
     try:
         return future.result()
-    except work.Stopped:
+    except one_run.Stopped:
         raise KeyboardInterrupt from None
     except BrokenProcessPool as error:
         for other in others:

@@ -23,7 +23,7 @@ from gnomon import optim
 from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
 from gnomon.progress import duration, quantity
-from gnomon.train.parallel import recompute_blocks, strategy_of
+from gnomon.train.distributed import recompute_blocks, strategy_of
 from gnomon.train.recipe import Recipe
 
 UTILISATION = 0.4

@@ -23,11 +23,11 @@ from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
 from gnomon.optim import clip_logits
 from gnomon.progress import Progress
-from gnomon.train import checkpoint, optimizer, postmortem, schedule, start
-from gnomon.train.folder import Metrics, open_run, write_environment
-from gnomon.train.parallel import ALONE, LossFn, Ranks, grad_norm, held, launched, spread
+from gnomon.train import init_from, optimizer, postmortem, saving, schedule
+from gnomon.train.distributed import ALONE, LossFn, Ranks, grad_norm, held, launched, spread
 from gnomon.train.probes import probe, probe_weights
 from gnomon.train.recipe import ComputeConfig, Recipe
+from gnomon.train.run_writer import Metrics, open_run, write_environment
 from gnomon.train.sinks import Sinks, check_sinks
 
 
@@ -53,7 +53,7 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str], ranks: Ranks, dev
     train_tokens, val_tokens = open_data(recipe)
     torch.manual_seed(recipe.seed)
     model = Transformer(recipe.model).to(device)
-    adopted = start.begin(model, recipe.init) if recipe.init and not checkpoint.list_checkpoints(folder) else None
+    adopted = init_from.begin(model, recipe.init) if recipe.init and not saving.list_checkpoints(folder) else None
     if recipe.model.head_bias and recipe.init is None:
         counts = data.frequencies(train_tokens, recipe.model.vocab_size)
         model.start_at_frequencies(torch.from_numpy(counts).to(device))
@@ -63,9 +63,9 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str], ranks: Ranks, dev
     # All mistakes above are told before anything is written.
     ranks.first(lambda: open_run(folder, recipe))
     if adopted is not None and ranks.main:
-        start.tell(folder, adopted, getattr(optim, "placed", []))
+        init_from.tell(folder, adopted, getattr(optim, "placed", []))
     tracker = Tracker(model, recipe.watch.track_every) if recipe.watch.track_every else None
-    progress = checkpoint.resume(folder, model, optim, tracker, ranks) or {"step": 0, "tokens": 0, "seconds": 0.0}
+    progress = saving.resume(folder, model, optim, tracker, ranks) or {"step": 0, "tokens": 0, "seconds": 0.0}
     if ranks.main:
         size = sum(p.numel() for p in model.parameters())
         write_environment(folder, device=str(device), parameters=size, processes=ranks.world, strategy=ranks.strategy)
@@ -84,7 +84,7 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str], ranks: Ranks, dev
 
     with (
         stop_signal() as stopped,
-        checkpoint.saver(ranks, recipe.parallel.async_save) as save,
+        saving.saver(ranks, recipe.parallel.async_save) as save,
         Progress("training", recipe.steps, "step", done=progress["step"]) as bar,
         contextlib.closing(metrics),
     ):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from gnomon.errors import UserError
 from gnomon.files import write_json
-from gnomon.optim.parallel import whole
-from gnomon.train.parallel import ALONE, Ranks
+from gnomon.optim.ownership import whole
+from gnomon.train.distributed import ALONE, Ranks
 
 
 class NonFinite(UserError):

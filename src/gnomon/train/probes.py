@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from gnomon.anatomy import Anatomy, Block
 from gnomon.models.transformer import Transformer
 from gnomon.optim import ManifoldMuon
-from gnomon.optim.parallel import whole
+from gnomon.optim.ownership import whole
 from gnomon.residual import Residual
-from gnomon.train.parallel import eager
+from gnomon.train.distributed import eager
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnomon import residual
-from gnomon.models.hf.plain import CLASSES
+from gnomon.models.hf.gpt2_llama import CLASSES
 
 _CARD = """\
 ---

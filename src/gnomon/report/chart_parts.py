@@ -1,0 +1,118 @@
+"""The parts that charts are put together from: fields, data, colours, legend, hover, rules."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gnomon.errors import UserError
+from gnomon.report.chart_data import groups, short
+from gnomon.report.theme import DASHES, SERIES, theme
+
+HOVER = "hover"  # name of the layer that only a pointer brings to life
+
+
+def need(module: str) -> Any:
+    """Import a package of the extra `report`, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"reports need the package {module!r}, which cannot be imported ({error}). "
+                        'Install it: pip install "gnomon[report]"') from error
+
+
+def field(name: str) -> str:
+    """A column name as Vega-Lite may have it: it reads dots and brackets as paths into nested objects."""
+    return "".join("_" if c in ".[]\\\"':" else c for c in name)
+
+
+def data(rows: Sequence[dict], keys: Sequence[str | None]) -> Any:
+    """These columns of the rows, cut to the digits an eye can see.
+
+    As one JSON text, which Vega reads: altair would check and copy thousands of dicts, value by value, for seconds.
+    """
+    names = {key: field(key) for key in keys if key}
+    cut = [{name: short(row[key]) for key, name in names.items() if key in row} for row in rows]
+    alt = need("altair")
+    return alt.Data(values=json.dumps(cut), format=alt.JsonDataFormat(type="json"))
+
+
+def tips(rows: Sequence[dict], keys: Sequence[str | None]) -> list[Any]:
+    """Tooltip entries."""
+    alt = need("altair")
+    found = []
+    for key in dict.fromkeys(key for key in keys if key):
+        numbers = all(isinstance(row.get(key), float) for row in rows)
+        form = {"type": "quantitative", "format": ".5~g"} if numbers else {"type": "nominal"}
+        found.append(alt.Tooltip(field=field(key), title=key, **form))
+    return found
+
+
+def colours(rows: Sequence[dict], series: str | None, order: Sequence[str], width: int) -> tuple[dict, list]:
+    """The channels that tell `series` apart, and the selection behind the legend: the series that are shown."""
+    alt = need("altair")
+    if not series:
+        return {}, []
+    names = [key[0] for key in groups(rows, [series])]
+    domain = list(dict.fromkeys([*order, *names]))
+    fit = max(1, width // (45 + 7 * max(len(str(name)) for name in names)))
+    legend = alt.Legend(columns=fit, values=names) if len(domain) > 1 else None
+    channel = {"field": field(series), "type": "nominal", "legend": legend}
+    channels = {"color": alt.Color(**channel, scale=alt.Scale(domain=domain))}
+    if len(domain) > len(SERIES["light"]):
+        # Colours start over; the dash tells the first round from the next.
+        patterns = [DASHES[i // len(SERIES["light"]) % len(DASHES)] for i in range(len(domain))]
+        channels["strokeDash"] = alt.StrokeDash(**channel, scale=alt.Scale(domain=domain, range=patterns))
+    shown = alt.selection_point(fields=[field(series)], bind="legend", toggle="true",
+                                value=[{field(series): name} for name in names])
+    return channels, [shown] if legend else []
+
+
+def only(chart: Any, shown: Sequence[Any]) -> Any:
+    """The chart without the series that the reader has switched off."""
+    for selection in shown:
+        chart = chart.transform_filter(selection)
+    return chart
+
+
+def hover(base: Any, y: Any, keys: Sequence[str]) -> Any:
+    """A layer with a dot on the point nearest to the pointer (told from others by `keys`), and its values."""
+    alt = need("altair")
+    near = alt.selection_point(fields=[field(key) for key in keys], nearest=True, on="pointerover",
+                               clear="pointerout", empty=False)
+    seen = alt.condition(near, alt.value(1), alt.value(0))
+    # Whole rows, since a list of fields shows text as "undefined" under a nearest selection (Vega-Lite 6.4).
+    dot = base.mark_point(size=70, tooltip=alt.TooltipContent("data")).encode(y, opacity=seen)
+    return dot.add_params(near).properties(name=HOVER)
+
+
+def rules(reference: Mapping[str, float] | None, axis: str) -> list[Any]:
+    """Dotted lines across the chart at given values, with their names."""
+    alt = need("altair")
+    place = {"y": {"align": "right", "dy": -5, "x": "width"}, "x": {"align": "center", "y": -7}}[axis]
+    layers = []
+    for label, value in (reference or {}).items():
+        base = alt.Chart(alt.Data(values=[{}])).encode(**{axis: alt.datum(value)})
+        layers += [base.mark_rule(strokeDash=[2, 3], strokeWidth=1.3), base.mark_text(text=label, **place)]
+    return layers
+
+
+def left_out(count: int, what: str, why: str = "not finite") -> list[str]:
+    return [f"left out: {count} {what}{'s' * (count > 1)}, {why}"] if count else []
+
+
+def nothing(title: str | None, keys: Sequence[str], rows: Sequence[dict], why: str = "") -> UserError:
+    wanted = ", ".join(map(repr, keys))
+    present = ", ".join(map(repr, rows[0])) if rows else "none"
+    return UserError(f"chart {title or keys[-1]!r} has nothing to draw: none of its {len(rows)} rows has "
+                     f"finite {wanted}{why}. Keys of the first row: {present}.")
+
+
+def finish(chart: Any, title: str | None, notes: Sequence[str], **size: Any) -> Any:
+    """Title, notes as subtitle, size and the house theme."""
+    subtitle = {"subtitle": "; ".join(notes)} if notes else {}
+    head = {"title": need("altair").TitleParams(title or "", **subtitle)} if title or notes else {}
+    # The mark lets a page swap the colours for dark paper without touching charts made elsewhere.
+    return chart.properties(usermeta={"theme": "gnomon"}, **head, **size).configure(**theme())

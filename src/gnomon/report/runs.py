@@ -1,0 +1,185 @@
+"""Reading a run folder: what was asked for (recipe), where it ran (environment), what came out (metrics)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import UserError
+from gnomon.files import read_json
+from gnomon.progress import duration, quantity
+from gnomon.report.chart_data import drawable, smooth
+from gnomon.report.tables import is_number
+
+# How `summary` is shown: keywords for `report.show`, `report.table` and `Page.table`.
+SUMMARY: dict[str, Any] = {
+    "columns": {
+        "name": "run", "state": "state", "parameters": "parameters", "tokens": "tokens",
+        "loss": "train loss (nats)", "val_loss": "final val loss (nats)",
+        "best_val_loss": "best val loss (nats)", "tokens_per_second": "tokens/s",
+        "max_stream_norm": "max stream norm",
+        "max_attention_logit": "max attention logit", "seconds": "wall time",
+    },
+    "formats": {
+        "parameters": quantity, "tokens": quantity, "tokens_per_second": quantity, "seconds": duration,
+        "loss": ".4f", "val_loss": ".4f", "best_val_loss": ".4f",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder, read. `metrics` holds each step once, in order; `notes` says what was amiss."""
+
+    folder: Path
+    name: str
+    recipe: dict[str, Any]
+    environment: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    postmortem: dict[str, Any] | None
+    notes: list[str]
+
+    def column(self, key: str) -> list[float]:
+        """The finite numbers that were recorded under `key`."""
+        return [row[key] for row in self.metrics if drawable(row.get(key))]
+
+    def last(self, key: str) -> Any:
+        """What was recorded last under `key`, NaN included; None when nothing ever was."""
+        return next((row[key] for row in reversed(self.metrics) if key in row), None)
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        UserError: no folder, or `metrics.jsonl` missing or without a single readable line.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"no run folder at {folder}. A run folder is what `gnomon train --out` writes.")
+    metrics, notes = _read_metrics(folder / "metrics.jsonl")
+    recipe, environment, postmortem = (_read_dict(folder / name, notes)
+                                       for name in ("recipe.json", "environment.json", "postmortem.json"))
+    name = str((recipe or {}).get("name") or folder.resolve().name)
+    return Run(folder, name, recipe or {}, environment or {}, metrics, postmortem, notes)
+
+
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """Read several, with names that differ: the recipe's name, else the folder's, else its whole path."""
+    runs = [read_run(Path(folder)) for folder in folders]
+    if not runs:
+        raise UserError("a report needs at least one run folder; none was given")
+    choices: list[Callable[[Run], str]] = [
+        lambda run: run.name,
+        lambda run: run.folder.resolve().name,
+        lambda run: str(run.folder.resolve()),
+    ]
+    for choice in choices:
+        names = [choice(run) for run in runs]
+        if len(set(names)) == len(names):
+            return [dataclasses.replace(run, name=name) for run, name in zip(runs, names)]
+    raise UserError(f"the same run folder is given twice: {', '.join(map(str, folders))}")
+
+
+def summary(folder: Path | Run) -> dict[str, Any]:
+    """The row that stands for one run; show rows with `report.show(rows, **report.SUMMARY)`.
+
+    Keys: name, state, parameters, tokens, loss (training, smoothed; nats), val_loss (last; nats),
+    best_val_loss, tokens_per_second (median), max_stream_norm, max_attention_logit, seconds. What was not
+    recorded is None.
+
+    Raises:
+        UserError: as `read_run`.
+    """
+    run = folder if isinstance(folder, Run) else read_run(Path(folder))
+    losses = run.column("loss")
+    # A run that ended in NaN says so; its last finite loss would look like a result.
+    settled = smooth(losses, len(losses) / 100)[-1] if drawable(run.last("loss")) else run.last("loss")
+    return {
+        "name": run.name,
+        "state": _state(run),
+        "parameters": run.environment.get("parameters", run.recipe.get("parameters")),
+        "tokens": run.last("tokens"),
+        "loss": settled,
+        "val_loss": run.last("val_loss"),
+        "best_val_loss": min(run.column("val_loss"), default=None),
+        "tokens_per_second": _throughput(run),
+        "max_stream_norm": _largest(run, "stream_norm"),
+        "max_attention_logit": _largest(run, "attention_logit_max"),
+        "seconds": run.last("seconds"),
+    }
+
+
+def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    if not path.is_file():
+        raise UserError(f"{path} is missing, so there is nothing to report. Is {path.parent} a run folder, "
+                        "and did the run reach its first step?")
+    rows: dict[Any, dict[str, Any]] = {}
+    bad: list[int] = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                bad += [number] if line.strip() else []
+                continue
+            if isinstance(row, dict) and drawable(row.get("step")):
+                # JSON has no NaN: null is a number that was not finite. A resumed run may repeat the steps
+                # after its checkpoint; what it wrote last counts.
+                rows[row["step"]] = {key: math.nan if value is None else value for key, value in row.items()}
+            else:
+                bad.append(number)
+    if not rows:
+        raise UserError(f"{path} holds no metrics: it is empty, or no line is a JSON object with a \"step\". "
+                        "Did the run reach its first step?")
+    notes = []
+    if bad:
+        lines = ", ".join(map(str, bad[:5])) + (" …" if len(bad) > 5 else "")
+        notes.append(f"{path.parent.name}/{path.name}: {len(bad)} unreadable line{'s' * (len(bad) > 1)} skipped "
+                     f"(line {lines}); a run killed while writing leaves one behind")
+    return [rows[step] for step in sorted(rows)], notes
+
+
+def _read_dict(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        value = read_json(path)
+    except ValueError as error:
+        notes.append(f"{path} is not valid JSON and was skipped ({error})")
+        return None
+    return value if isinstance(value, dict) else {"content": value}
+
+
+def _state(run: Run) -> str:
+    if run.postmortem is not None:
+        return "stopped: not finite"
+    asked, done = run.recipe.get("steps"), run.metrics[-1]["step"]
+    # Steps are counted from 0 or from 1; either way the last one ends the run.
+    return "finished" if not is_number(asked) or done >= asked - 1 else f"at step {done:,} of {asked:,}"
+
+
+def _throughput(run: Run) -> float | None:
+    rates = run.column("tokens_per_second")
+    if not rates:
+        timed = [row for row in run.metrics if drawable(row.get("tokens")) and drawable(row.get("seconds"))]
+        rates = [(after["tokens"] - before["tokens"]) / (after["seconds"] - before["seconds"])
+                 for before, after in zip(timed, timed[1:]) if after["seconds"] > before["seconds"]]
+    return statistics.median(rates) if rates else None
+
+
+def _largest(run: Run, key: str) -> float | None:
+    values: Sequence[float] = [value for row in run.metrics for value in numbers(row.get(key))]
+    return max(values, default=None)
+
+
+def numbers(value: Any) -> list[float]:
+    """The finite numbers in a number, a list or a dict of numbers."""
+    inside = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
+    return [item for item in inside if drawable(item)]

@@ -1,0 +1,205 @@
+"""The report of one run, or of several side by side.
+
+A metric is drawn by its type, so that one nobody has heard of gets a chart too: a number as a curve, a list
+over depth as a profile and as a curve of its extreme, a dict (tensor -> number) as one small chart for every
+group of tensors that differ only by their layer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gnomon.report.chart_data import drawable, noisy
+from gnomon.report.charts import curves, profile
+from gnomon.report.known_metrics import SECTIONS, Measure, in_order, measure
+from gnomon.report.page import Page, flatten
+from gnomon.report.runs import SUMMARY, Run, numbers, read_runs, summary
+
+# Bookkeeping rather than results; the two losses have a section of their own.
+_NOT_MEASURES = {"step", "tokens", "seconds", "loss", "val_loss"}
+_HALF = {"width": 330, "height": 210}
+
+
+def run_report(folders: Sequence[Path], out: Path, title: str | None = None, figures: bool = True) -> Path:
+    """Write the report of one or several run folders, side by side.
+
+    Args:
+        out: the HTML file to write; in a folder it is called `report.html`.
+        figures: also write PNG, SVG and CSV of every chart into `figures/` beside it.
+
+    Returns: the path of the HTML file.
+
+    Raises:
+        UserError: a run folder without metrics; the extra `report` is not installed.
+    """
+    out = Path(out)
+    page = run_page(read_runs(folders), title)
+    return page.write(out if out.suffix == ".html" else out / "report.html", figures)
+
+
+def run_page(runs: Sequence[Run], title: str | None = None) -> Page:
+    """The page that `run_report` writes, for callers that add to it first."""
+    page = Page(title or _title(runs), f"{len(runs)} runs" if len(runs) > 1 else "")
+    for run in runs:
+        if run.postmortem is not None:
+            told = {key: value for key, value in flatten(run.postmortem).items() if not isinstance(value, list)}
+            page.flags([f"{key.replace('_', ' ')}: {value}" for key, value in told.items()],
+                       title=f"{run.name} stopped before the update", level="error")
+    page.flags([note for run in runs for note in run.notes], title="Read with care")
+    page.table([summary(run) for run in runs], **SUMMARY)
+    differing, common = _settings(runs)
+    if len(runs) > 1:
+        page.table(differing, title="Settings that differ")
+    _losses(page, runs)
+    keys = in_order(_measured(runs))
+    for section in SECTIONS:
+        here = [key for key in keys if measure(key).section == section]
+        if here:
+            page.section(section)
+        for key in here:
+            _draw(page, runs, key, measure(key))
+    page.section("Settings")
+    page.table(common, title="Shared by all runs" if len(runs) > 1 else "Recipe", folded=True)
+    for run in runs:
+        if run.environment:
+            page.facts(run.environment, title=f"Environment of {run.name}", folded=True)
+    return page
+
+
+def tensor_group(name: str) -> str:
+    """A tensor's name without its place in the depth: `layers.3.mlp.up.weight` -> `mlp.up`."""
+    parts = re.sub(r"\.weight$", "", name).split(".")
+    last = max((i for i, part in enumerate(parts) if part.isdigit()), default=-1)
+    return ".".join(parts[last + 1 :]) or name
+
+
+def _title(runs: Sequence[Run]) -> str:
+    return " against ".join(run.name for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+
+
+def _settings(runs: Sequence[Run]) -> tuple[list[dict], list[dict]]:
+    """Settings that differ between the runs (one column a run), and those they share."""
+    # As their owner wrote them: 0.003, not 0.003000.
+    flats = [{key: value if isinstance(value, str) else json.dumps(value)
+              for key, value in flatten(run.recipe).items() if key != "name"} for run in runs]
+    differing, common = [], []
+    for key in dict.fromkeys(key for flat in flats for key in flat):
+        values = [flat.get(key) for flat in flats]
+        if all(value == values[0] for value in values):
+            common.append({"setting": key, "value": values[0]})
+        else:
+            differing.append({"setting": key, **{run.name: value for run, value in zip(runs, values)}})
+    return differing, common
+
+
+def _measured(runs: Sequence[Run]) -> list[str]:
+    keys = dict.fromkeys(key for run in runs for row in run.metrics for key in row if numbers(row[key]))
+    return [key for key in keys if key not in _NOT_MEASURES]
+
+
+def _losses(page: Page, runs: Sequence[Run]) -> None:
+    half_life = min(len(run.metrics) for run in runs) / 100
+    if any(_lines(_rows(runs, key, x)) for key in ("loss", "val_loss") for x in ("tokens", "seconds")):
+        page.section("Loss")
+    for x, width in (("tokens", 1), ("seconds", 0.5)):
+        for key, name in (("loss", "Training loss"), ("val_loss", "Validation loss")):
+            rows = _rows(runs, key, x)
+            if not _lines(rows):
+                continue
+            smoothing = half_life if key == "loss" and half_life >= 1 else 0
+            chart = curves(rows, x, key, "run", order=_names(runs), title=f"{name} over {x}",
+                           y_title="loss (nats)", half_life=smoothing, focus=0.05,
+                           dots=len(rows) < 60 * len(runs), width=680 if width == 1 else 330)
+            told = f"Thick: exponential mean, half-life {smoothing:.0f} points. Faint: every point."
+            page.chart(chart, told if smoothing and width == 1 else "", f"{key}-{x}", width)
+
+
+def _draw(page: Page, runs: Sequence[Run], key: str, known: Measure) -> None:
+    kinds = {type(row[key]) for run in runs for row in run.metrics if numbers(row.get(key))}
+    if dict in kinds:
+        _draw_tensors(page, runs, key, known)
+    elif list in kinds:
+        _draw_depth(page, runs, key, known)
+    else:
+        half_life = max((len(run.metrics) / 100 for run in runs if noisy(run.column(key))), default=0)
+        rows = _rows(runs, key, "step")
+        chart = curves(rows, "step", key, "run", order=_names(runs), title=known.title, y_title=_y(known),
+                       focus=0.02, half_life=half_life, log_y=_wide(rows, key), **_HALF)
+        page.chart(chart, known.caption, key, 0.5)
+
+
+def _draw_depth(page: Page, runs: Sequence[Run], key: str, known: Measure) -> None:
+    profiles, extremes = [], []
+    pick = max if known.worst == "max" else min
+    for run in runs:
+        probes = [row for row in run.metrics if isinstance(row.get(key), list) and numbers(row[key])]
+        extremes += [{"step": row["step"], "run": run.name, key: pick(numbers(row[key]))} for row in probes]
+        for moment, place in _moments(len(probes), len(runs)):
+            profiles += [{"depth": i, "run": run.name, "probe": moment, key: value}
+                         for i, value in enumerate(probes[place][key])]
+    # One run: the moments get the colours. Several: the runs do, and dashes tell the moments apart.
+    several = {"series": "run", "dash": "probe", "order": _names(runs)}
+    over_depth = profile(profiles, "depth", key, **(several if len(runs) > 1 else {"series": "probe"}),
+                         title=f"{known.title} over depth", x_title="depth (index)", y_title=_y(known),
+                         log_y=_wide(profiles, key), **_HALF)
+    page.chart(over_depth, known.caption, f"{key}-depth", 0.5)
+    if not _lines(extremes):
+        return
+    over_steps = curves(extremes, "step", key, "run", order=_names(runs), y_title=_y(known),
+                        title=f"{known.title}: {known.worst} over depth", log_y=_wide(extremes, key), **_HALF)
+    page.chart(over_steps, "", f"{key}-{known.worst}", 0.5)
+
+
+def _draw_tensors(page: Page, runs: Sequence[Run], key: str, known: Measure) -> None:
+    rows = []
+    for run in runs:
+        for row in run.metrics:
+            values: dict[str, list[float]] = {}
+            for name, value in row[key].items() if isinstance(row.get(key), dict) else ():
+                if drawable(value):
+                    values.setdefault(tensor_group(name), []).append(value)
+            rows += [{"step": row["step"], "run": run.name, "tensors": group, key: statistics.median(inside),
+                      "smallest": min(inside), "largest": max(inside)} for group, inside in values.items()]
+    chart = curves(rows, "step", key, "run", order=_names(runs), band=("smallest", "largest"),
+                   panel="tensors", title=known.title,
+                   log_y=_wide(rows, "smallest") or _wide(rows, "largest"))
+    page.chart(chart, f"{known.caption} Line: median over layers. Band: smallest to largest.".strip(), key)
+
+
+def _moments(count: int, runs: int) -> list[tuple[str, int]]:
+    """Which probes a profile shows; with many runs only the last, or nobody could tell the lines apart."""
+    last = {count - 1: "last probe"}
+    places = {0: "first probe", count // 2: "middle probe", **last} if runs <= 4 else last
+    return [(name, place) for place, name in places.items()] if count else []
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    return [run.name for run in runs]
+
+
+def _rows(runs: Sequence[Run], key: str, x: str) -> list[dict[str, Any]]:
+    return [{x: row[x], key: row[key], "run": run.name}
+            for run in runs for row in run.metrics if key in row and x in row]
+
+
+def _lines(rows: Sequence[dict]) -> bool:
+    """Whether some run has two points to draw a line between; a single one is in the table."""
+    counts = Counter(row["run"] for row in rows if all(drawable(row[key]) for key in row if key != "run"))
+    return max(counts.values(), default=0) > 1
+
+
+def _y(known: Measure) -> str:
+    return known.unit or known.title
+
+
+def _wide(rows: Sequence[dict], key: str) -> bool:
+    """Whether the values ask for a logarithmic axis: all above zero, most of them a factor of 30 apart."""
+    values = sorted(row[key] for row in rows if drawable(row[key]))
+    edge = len(values) // 20
+    return bool(values) and values[0] > 0 and values[-1 - edge] > 30 * values[edge]

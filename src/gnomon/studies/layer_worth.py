@@ -1,0 +1,92 @@
+"""Looking inside a trained model once: what each layer is worth, where gradients and attention go.
+
+Legend: B batch, T tokens, D channels, H heads, S tokens attended to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gnomon import data
+from gnomon.evaluation import evaluate
+from gnomon.models.transformer import Transformer
+from gnomon.train import Recipe
+from gnomon.train.loop import open_data, to_device
+from gnomon.train.probes import attention_seen
+
+
+def measure(folder: Path, device: str = "auto") -> dict[str, Any]:
+    """All of them for a run folder, on the first `tokens` of its validation data."""
+    model, _, recipe = evaluate.load(folder, device=device)
+    T = recipe.model.context
+    windows = data.slices(open_data(recipe)[1], context=T, count=max(tokens(recipe) // T, 1))
+    x_BT, y_BT = to_device(windows, model.embed.weight.device)
+    return {
+        "worth": worth(model, x_BT, y_BT),
+        "gradient_norm": gradient_norms(model, x_BT, y_BT),
+        "sink": sinks(model, x_BT),
+        "sink_uniform": uniform_sink(T),
+    }
+
+
+def tokens(recipe: Recipe) -> int:
+    """How many to look at. Skipping each of L blocks costs L / 2 forward passes; this keeps it near 2 % of the training."""
+    return min(max(recipe.steps * recipe.tokens_per_step // (8 * recipe.model.layers), 512), 4096)
+
+
+@torch.no_grad()
+def worth(model: Transformer, x_BT: Tensor, y_BT: Tensor) -> list[float]:
+    """Loss without a block minus loss with it, one number a block: the curse of depth is when this falls to 0
+    (arXiv 2502.05795)."""
+    calls: list[tuple[Any, ...]] = []
+    handles = [block.register_forward_pre_hook(lambda _block, inputs: calls.append(inputs)) for block in model.blocks]
+    try:
+        whole = model.loss(x_BT, y_BT).item()
+    finally:
+        for handle in handles:
+            handle.remove()
+    found = []
+    for skipped, (h_BTD, *_) in enumerate(calls):
+        # Everything below the skipped block is as it was.
+        for block, (_, *others) in list(zip(model.blocks, calls))[skipped + 1 :]:
+            h_BTD = block(h_BTD, *others)
+        logits_BTV = model.logits(model.exit(h_BTD))
+        found.append(F.cross_entropy(logits_BTV.float().flatten(0, 1), y_BT.flatten()).item() - whole)
+    return found
+
+
+def gradient_norms(model: Transformer, x_BT: Tensor, y_BT: Tensor) -> list[float]:
+    """Frobenius norm of the loss's gradient by the matrices of each block."""
+    model.zero_grad(set_to_none=True)
+    model.loss(x_BT, y_BT).backward()
+    found = []
+    for block in model.blocks:
+        squares = [p.grad.square().sum() for p in block.parameters() if p.ndim >= 2 and p.grad is not None]
+        found.append(float(torch.stack(squares).sum().sqrt()))
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@torch.no_grad()
+def sinks(model: Transformer, x_BT: Tensor) -> list[float]:
+    """Share of attention that the second half of the tokens pays to the first token, mean over heads, one number a block.
+    `uniform_sink` is what equal attention to all would give."""
+    found: list[float] = []
+    half = x_BT.shape[1] // 2
+
+    def look(logits_BHTS: Tensor) -> None:
+        found.append(logits_BHTS.float().softmax(-1)[..., half:, 0].mean().item())
+
+    with attention_seen(model, look):
+        model(x_BT)
+    return found
+
+
+def uniform_sink(T: int) -> float:
+    """1 / (t + 1) averaged over the second half of T positions."""
+    return sum(1 / (t + 1) for t in range(T // 2, T)) / (T - T // 2)

@@ -1,0 +1,226 @@
+"""`gnomon study residuals`: how sublayers join the stream (arXiv 2608.02668, 2601.22095), over depth and learning rate.
+
+Four groups of variants. "twelve layers": every residual, tuned over a wide grid, so that the sensitivity to the rate is seen as
+well. "decay and cap": what the sphere's options are worth. "depth": the main ones at 6, 24 and 48 layers. "no head bias": why
+the sphere can stop at the entropy of single tokens, and what else cures it (docs/log.md, 2026-11-29).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gnomon import report
+from gnomon.studies.judging import NOT, REPRODUCED, beats
+from gnomon.studies.one_run import curve
+from gnomon.studies.study import Claim, Results, Study, Variant
+from gnomon.train import Recipe, preset, replace
+from gnomon.train.presets import BASELINE
+
+NAMES = {
+    "Pre-LN": "pre-norm", "Post-LN": "post-norm", "Pre-DyT": "pre-dyt", "Peri-LN": "peri-norm", "Keel": "keel",
+    "DeepNorm": "deepnorm", "LayerNorm scaling": "layernorm-scaling", "GeoNorm": "geonorm",
+}  # fmt: skip
+
+RESIDUALS: dict[str, dict[str, Any]] = {name: {"model.residual": residual} for name, residual in NAMES.items()} | {
+    f"sphere p={p:g}": {"model.residual": "sphere", "model.residual_options.p": p} for p in (0.5, 1.0, 2.0, 4.0, math.inf)
+}
+CLAMPED = "sphere p=1, clamp pi/4"
+RESIDUALS[CLAMPED] = RESIDUALS["sphere p=1"] | {"model.residual_options.clamp": math.pi / 4}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "l counts blocks": {"count": "block"},
+    "no decay": {"decay": "none"},
+    "harmonic decay": {"decay": "harmonic"},
+    "cap 0.5": {"cap": 0.5},
+    "GeoNorm's decay and clamp": {"count": "block", "decay": "harmonic", "clamp": math.pi / 4},
+}
+
+BARE = "no head bias"
+"""The group; and a part of its variants' names."""
+
+DEEP = ("Pre-LN", "Post-LN", "Keel", "sphere p=1")
+
+# Narrow, because depth and the number of runs are what this study is about; 1/sqrt(64) is the init.
+TINY: dict[str, Any] = {
+    "steps": 200, "model.width": 64, "model.heads": 2, "model.context": 64, "model.layers": 12, "model.init_std": 0.125,
+    "schedule.warmup": 20, "data.batch": 8, "watch.eval_every": 50, "watch.eval_tokens": 8192, "watch.save_every": 0,
+}  # fmt: skip
+
+SMALL: dict[str, Any] = {
+    "steps": 3000, "model.layers": 24, "model.width": 256, "model.heads": 4, "model.context": 256, "data.batch": 16,
+    "model.init_std": 0.0625, "model.head_bias": True, "schedule.warmup": 150, "compute.compile": False,
+    "watch.eval_every": 250, "watch.eval_tokens": 131072, "watch.probe_every": 250, "watch.save_every": 250,
+}  # fmt: skip
+
+
+def study(scale: str, changes: dict[str, Any]) -> Study:
+    """The grid at a scale; the groups of options, depth and head bias are run at "tiny" only, which tunes on whole runs because
+    the sensitivity to the rate is part of its result."""
+    wide = {"tiny": (1e-3, 2e-3, 4e-3, 8e-3), "small": (1e-3, 2e-3, 4e-3), "paper": (6e-4,)}[scale]
+    short = wide[1:] if scale == "tiny" else wide
+    base = _base(scale)
+
+    def variant(name: str, group: str, settings: dict[str, Any], rates: tuple[float, ...], baseline: str) -> Variant:
+        return Variant(name, replace(base, {**settings, **changes}), rates, None if name == baseline else baseline, group)
+
+    main = "twelve layers" if scale == "tiny" else ""
+    variants = [variant(name, main, settings, wide, "Pre-LN") for name, settings in RESIDUALS.items()]
+    if scale == "tiny":
+        sphere = RESIDUALS["sphere p=1"]
+        variants += [
+            variant(f"p=1, {name}", "decay and cap", {**sphere, **_options(options)}, short, "sphere p=1")
+            for name, options in OPTIONS.items()
+        ]
+        for depth in (6, 24, 48):
+            group = f"{depth} layers"
+            chosen = {name: RESIDUALS[name] for name in DEEP}
+            if depth > 12:
+                chosen |= {name: RESIDUALS[name] for name in ("GeoNorm", CLAMPED)}
+            variants += [
+                variant(f"{name}, {group}", group, {**settings, "model.layers": depth}, short, f"Pre-LN, {group}")
+                for name, settings in chosen.items()
+            ]
+        bare = {"model.head_bias": False, "watch.probe_every": 10}
+        plain, matrices = f"p=1, {BARE}", (0.02, 0.04, 0.08)
+        variants += [
+            variant(f"Pre-LN, {BARE}", BARE, RESIDUALS["Pre-LN"] | bare, short, f"Pre-LN, {BARE}"),
+            variant(plain, BARE, sphere | bare, (*short, 1.6e-2), f"Pre-LN, {BARE}"),
+            variant(f"{plain}, cap 0.3", BARE, sphere | bare | _options({"cap": 0.3}), (*short, 1.6e-2), plain),
+        ]
+        for assignment in ("stiefel", "hetero"):
+            optim = {"optim.name": "manifold-muon", "optim.assignment": assignment, "optim.adamw_lr": 4e-3}
+            variants.append(variant(f"{plain}, {assignment}", BARE, sphere | bare | optim, matrices, plain))
+    return Study(
+        name="residuals",
+        title="How sublayers join the stream: fourteen residuals over learning rate and depth",
+        scale=scale,
+        variants=tuple(variants),
+        claims=CLAIMS if scale == "tiny" else CLAIMS[:4],
+        widen=1,
+        tuning=1.0 if scale == "tiny" else 0.5,
+    )
+
+
+def _options(values: dict[str, Any]) -> dict[str, Any]:
+    return {f"model.residual_options.{key}": value for key, value in values.items()}
+
+
+def _base(scale: str) -> Recipe:
+    if scale == "tiny":
+        return replace(preset("tiny", *BASELINE), TINY)
+    medium = preset("gpt2-medium", *BASELINE)
+    return replace(medium, SMALL) if scale == "small" else medium
+
+
+def _converges(results: Results) -> tuple[str, str]:
+    """Over every rate tried and every depth, and how the baseline fares on the same rates."""
+    said, failed = [], False
+    for start, name in (("sphere", "SpheretNorm"), ("Pre-LN", "Pre-LN")):
+        names = [v.name for v in results.study.variants if v.name.startswith(start) and v.group != BARE and "clamp" not in v.name]
+        runs = [(f"{name}, lr {rate:g}", out) for name in names for rate, out in results.tuned(name).items()]
+        runs += [(f"{name}, seed {seed}", out) for name in names for seed, out in results.compared(name).items()]
+        lost = [f"{where} ({out.fate})" for where, out in runs if out.fate != "learned"]
+        said.append(f"{name}: {len(lost)} of {len(runs)} runs" + (f": {', '.join(lost)}" if lost else ""))
+        failed |= bool(lost) and start == "sphere"
+    return "stalled or diverged, of " + "; of ".join(said), NOT if failed else REPRODUCED
+
+
+def _best_p(results: Results) -> tuple[str, str]:
+    names = [name for name in RESIDUALS if name.startswith("sphere") and name != CLAMPED and name in results]
+    order = sorted(names, key=results.mean)
+    said = ", ".join(f"{name.removeprefix('sphere ')} {results.mean(name):.4f}" for name in order)
+    first = order[0] == "sphere p=1"
+    found = results.against("sphere p=1", order[1] if first else order[0])
+    if found.word == "no difference seen":
+        return f"{said}; first two not told apart ({found.mean:+.4f})", NOT
+    return said, REPRODUCED if first else NOT
+
+
+def _others_fail(results: Results) -> tuple[str, str]:
+    deep = [f"{name}, 48 layers" for name in DEEP if not name.startswith("sphere")]
+    failed = [f"{n} ({results.fates(n, 'diverged')} diverged, {results.fates(n, 'stalled')} stalled)" for n in deep
+              if results.fates(n, "diverged") + results.fates(n, "stalled")]  # fmt: skip
+    return ("failed at 48 layers: " + ", ".join(failed)) if failed else "all learned at 48 layers", REPRODUCED if failed else NOT
+
+
+def kept(angles: Sequence[float]) -> float:
+    """Share of the state that enters the blocks still in the one that leaves them: each sublayer keeps cos(angle) of it."""
+    return math.prod(math.cos(angle) for angle in angles)
+
+
+def _stall(results: Results) -> tuple[str, str]:
+    """How far the sphere without a head bias turns at each rate, and where it learns little more than token frequencies."""
+    said, stalled = [], False
+    runs = results.tuned(f"p=1, {BARE}")
+    for rate, outcome in runs.items():
+        probes = [record["angle"] for record in curve(outcome) if "angle" in record]
+        ratio, left = max(math.tan(max(angles)) for angles in probes), min(kept(angles) for angles in probes)
+        said.append(f"lr {rate:g}: {outcome.value:.2f} ({outcome.fate}), ratio up to {ratio:.1f}, {left:.1e} of the input kept")
+        stalled |= outcome.value > min(out.value for out in runs.values()) + 0.5
+    return "; ".join(said), REPRODUCED if stalled else NOT
+
+
+def _cure(name: str) -> Callable[[Results], tuple[str, str]]:
+
+    def judge(results: Results) -> tuple[str, str]:
+        runs = results.tuned(name)
+        failed = [f"{rate:g} ({out.fate})" for rate, out in runs.items() if out.fate != "learned"]
+        rates = ", ".join(f"{rate:g}" for rate in runs)
+        said = f"loss {results.mean(name):.4f} against {results.mean(f'p=1, {BARE}'):.4f} without; rates {rates}: "
+        return said + (f"failed at {', '.join(failed)}" if failed else "all learned"), NOT if failed else REPRODUCED
+
+    return judge
+
+
+def figures(page: report.Page, results: Results) -> None:
+    """What decides whether a sphere learns: how much of the input its turns leave, over every run; and at every rate of the
+    variants without a head bias, how that comes about."""
+    spheres = [v for v in results.study.variants if v.recipe.model.residual in ("sphere", "geonorm")]
+    runs = [(v, rate, out) for v in spheres for rate, out in results.tuned(v.name).items()]
+    runs += [(v, results.rate(v.name), out) for v in spheres for out in results.compared(v.name).values()]
+    ends = [
+        {"variant": v.name, "group": v.group or "all", "lr": rate, "loss": out.value,
+         "kept": kept(next(record["angle"] for record in reversed(curve(out)) if "angle" in record))}
+        for v, rate, out in runs if out.fate != "diverged"
+    ]  # fmt: skip
+    if ends:
+        page.section("What is left of the input")
+        page.chart(report.scatter(ends, "kept", "loss", "group", log_x=True, told=("variant", "lr"), y_title="final loss (nats)",
+                                  title="Final loss over the share of the entering state that is left",
+                                  x_title="product over sublayers of the cosine of the turn, at the end"),
+                   "Every run on a sphere, tuning runs included.", "kept")  # fmt: skip
+    steps = [
+        {"run": f"{v.name.removeprefix(f'p=1, {BARE}').lstrip(', ') or 'plain'}, lr {rate:g}", "step": record["step"],
+         "turn": max(record["angle"]), "alike": record["stream_coherence"][-1]}
+        for v in spheres if v.group == BARE
+        for rate, out in results.tuned(v.name).items() for record in curve(out) if "angle" in record
+    ]  # fmt: skip
+    if steps:
+        page.section("Without a head bias, at every rate")
+        page.chart(report.curves(steps, "step", "turn", "run", title="Largest angle of a sublayer", y_title="radians"),
+                   "Tuning runs. The ratio of step to stream is the tangent of this angle.", "stall-angle")  # fmt: skip
+        page.chart(report.curves(steps, "step", "alike", "run", title="Coherence of the last states",
+                                 y_title="length of the mean unit state"),
+                   "1: the states of all tokens are one point.", "stall-coherence")  # fmt: skip
+
+
+CLAIMS = (
+    Claim("1-SpheretNorm beats Peri-LN", "perplexity 16.81 < 19.09 (24 layers)", lambda r: beats(r, "sphere p=1", "Peri-LN"),
+          ("sphere p=1", "Peri-LN")),
+    Claim("1-SpheretNorm beats GeoNorm", "best p is 1", lambda r: beats(r, "sphere p=1", "GeoNorm"), ("sphere p=1", "GeoNorm")),
+    Claim("p = 1 is the best of the family", "p = 1", _best_p, ("sphere p=1", "sphere p=2")),
+    Claim("GeoNorm beats Pre-LN", "1.8792 < 1.9032 (Arxiv, 125M)", lambda r: beats(r, "GeoNorm", "Pre-LN"), ("GeoNorm", "Pre-LN")),
+    Claim("1-SpheretNorm beats Pre-LN at 48 layers", "Pre-LN diverged (OpenWebText, medium)",
+          lambda r: beats(r, "sphere p=1, 48 layers", "Pre-LN, 48 layers"), ("sphere p=1, 48 layers", "Pre-LN, 48 layers")),
+    Claim("deep baselines stall or diverge", "Pre-LN and Keel diverged", _others_fail, ("Pre-LN, 48 layers",)),
+    *(Claim(f"{name} beats Pre-LN at 48 layers", "our question",
+            lambda r, name=name: beats(r, f"{name}, 48 layers", "Pre-LN, 48 layers"), (f"{name}, 48 layers", "Pre-LN, 48 layers"))
+      for name in ("GeoNorm", CLAMPED)),
+    Claim("every SpheretNorm converges", "always", _converges, ("sphere p=1",)),
+    Claim("without a head bias the sphere stalls at a high rate", "our prototype, lr 1e-2: 3.35", _stall, (f"p=1, {BARE}",)),
+    *(Claim(f"{what} removes that stall", "our question", _cure(f"p=1, {BARE}, {name}"),
+            (f"p=1, {BARE}", f"p=1, {BARE}, {name}"))
+      for what, name in (("a cap on the ratio", "cap 0.3"), ("Stiefel weights", "stiefel"), ("hetero weights", "hetero"))),
+)  # fmt: skip

@@ -1,0 +1,102 @@
+"""Where weights start when it is not a seed: `recipe.init`, a Hugging Face GPT-2 or Llama, or a checkpoint of gnomon's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import UserError
+from gnomon.files import read_json, write_json
+from gnomon.models.config import TransformerConfig
+from gnomon.models.transformer import Transformer
+from gnomon.train.presets import BASELINE, preset
+from gnomon.train.recipe import Recipe, from_dict, to_dict
+
+
+def start_from(recipe: Recipe, source: str, residual: str | None = None, tokenizer: str | None = None) -> Recipe:
+    """The recipe of a run that starts from a checkpoint, whose model's shape and tokenizer it takes.
+
+    Args:
+        source: a folder, file or hub id.
+        residual: the residual asked for; None for the checkpoint's where it is one of gnomon's, else the recipe's.
+        tokenizer: the tokenizer asked for; None for the checkpoint's.
+
+    Raises:
+        UserError: nothing readable there, a model that gnomon's blocks cannot be, or no sign of its tokenizer.
+    """
+    from gnomon.models.hf.pretrained import settings_of
+
+    settings = settings_of(source)
+    if residual is not None and residual != settings.get("residual", residual):
+        settings |= {"residual": residual, "residual_options": {}}
+    model = from_dict(to_dict(recipe.model) | settings, TransformerConfig)
+    words = dataclasses.replace(recipe.data, tokenizer=tokenizer or _tokenizer(source, model))
+    return dataclasses.replace(
+        recipe, name=f"{recipe.name}-from-{Path(source).name}", model=model, data=words, init=source
+    )
+
+
+def _tokenizer(source: str, model: TransformerConfig) -> str:
+    place = Path(source)
+    folder = place if place.is_dir() else place.parent
+    for recipe in (folder / "recipe.json", folder.resolve().parent.parent / "recipe.json"):
+        if recipe.exists():
+            return read_json(recipe)["data"]["tokenizer"]
+    if (folder / "tokenizer.json").exists():
+        return str(folder)
+    if 50257 <= model.vocab_size <= 50304:
+        return "gpt2"
+    raise UserError(
+        f"{source} has no tokenizer.json; name the tokenizer of its {model.vocab_size} ids: --set data.tokenizer=…"
+    )
+
+
+def published(source: str) -> tuple[Transformer, Recipe]:
+    """Model and recipe of a folder that is no checkpoint of a run. The data are those of its recipe.json, if it has one."""
+    own = Path(source) / "recipe.json"
+    if own.exists():
+        recipe = from_dict(read_json(own))
+    else:
+        recipe = dataclasses.replace(start_from(preset("tiny", *BASELINE), source), name=Path(source).name)
+    model = Transformer(recipe.model)
+    begin(model, source)
+    return model, recipe
+
+
+def begin(model: Transformer, source: str) -> dict[str, Any]:
+    """Load a checkpoint into a new model; returns what was done, see `gnomon.models.hf.pretrained.adopt`."""
+    from gnomon.models.hf.pretrained import adopt
+
+    return adopt(model, source)
+
+
+def tell(folder: Path, adopted: Mapping[str, Any], placed: Sequence[Mapping[str, Any]]) -> None:
+    """Write `init.json`: what was loaded, and by how much each matrix changed when it was put on its manifold; and print it
+    in short."""
+    write_json(folder / "init.json", {**adopted, "placed": list(placed)})
+    for line in (*_loaded(adopted), *_placed(placed)):
+        print(line)
+
+
+def _loaded(adopted: Mapping[str, Any]) -> Iterator[str]:
+    yield f"started from {adopted['source']} ({adopted['model_type']}): {len(adopted['loaded'])} tensors loaded"
+    for key, words in (
+        ("folded", "norms without a place here, put into the matrices behind them"),
+        ("dropped", "without a place here, left out"),
+        ("fresh", "not in the checkpoint, started anew"),
+    ):
+        if names := adopted[key]:
+            yield f"  {len(names)} {words}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+
+
+def _placed(placed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for manifold in dict.fromkeys(row["manifold"] for row in placed):
+        rows = [row for row in placed if row["manifold"] == manifold]
+        most = max(rows, key=lambda row: row["change"])
+        yield (
+            f"  {len(rows)} matrices put on {manifold}: changed by {statistics.median(row['change'] for row in rows):.0%} "
+            f"of their norm (median), at most {most['change']:.0%} ({most['name']})"
+        )

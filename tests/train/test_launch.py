@@ -1,0 +1,147 @@
+"""The command on two processes: it stops when asked, survives kills, and one process speaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gnomon.train import saving
+from gnomon.train.run_writer import read_metrics
+
+# Starting processes takes seconds each, and on a busy machine minutes.
+pytestmark = pytest.mark.timeout(900)
+
+STEPS = 100
+SETTINGS = [
+    "model.layers=2", "model.width=32", "model.heads=2", "model.context=32", "data.batch=4", f"steps={STEPS}",
+    "watch.save_every=10", "watch.eval_every=50", "watch.probe_every=50", "watch.eval_tokens=128", "watch.probe_tokens=64",
+]  # fmt: skip
+
+
+def command(folder, *more):
+    settings = ["--assignment", "hetero", "--residual", "proj-spheret", "--device", "cpu", "--set", *SETTINGS, *more]
+    return ["-m", "gnomon", "train", "tiny", "--out", str(folder), *settings]
+
+
+def launch(*arguments, world=2):
+    """What torchrun does, without its agent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    shared["PYTHONFAULTHANDLER"] = "1"
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+
+
+def wait_for_step(folder, step, processes):
+    for _ in range(2400):
+        if (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) >= step:
+            return
+        assert all(p.poll() is None for p in processes), [p.communicate() for p in processes]
+        time.sleep(0.05)
+    raise AssertionError("the run did not get going")
+
+
+def ends(processes):
+    """Outputs and exit codes; processes that wait for each other for ever are aborted, and tell where they were."""
+    deadline = time.monotonic() + 240
+    while any(p.poll() is None for p in processes):
+        if time.monotonic() > deadline:
+            for p in processes:
+                p.send_signal(signal.SIGABRT)
+            raise AssertionError([p.communicate() for p in processes])
+        time.sleep(0.1)
+    return [(p.communicate(), p.returncode) for p in processes]
+
+
+def weights(folder):
+    return load_file(saving.list_checkpoints(folder)[-1] / "model.safetensors")
+
+
+def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
+    folder = tmp_path / "run"
+    # Any of the processes may be asked.
+    processes = launch(*command(folder))
+    wait_for_step(folder, 12, processes)
+    os.kill(processes[1].pid, signal.SIGTERM)
+    ((out, err), code), ((quiet, _), other) = ends(processes)
+    assert code == other == 130 and "the same command continues" in out and quiet == "", (out, err)
+    stopped = read_metrics(folder)[-1]["step"]
+    newest = saving.list_checkpoints(folder)[-1]
+    assert newest.name == f"step-{stopped:08d}" and saving.damage(newest) is None and stopped < STEPS
+
+    # kill -9 of one in the middle; the other cannot go on, and whoever launched them ends it.
+    processes = launch(*command(folder))
+    wait_for_step(folder, stopped + 20, processes)
+    processes[1].kill()
+    processes[1].wait()
+    time.sleep(0.2)
+    processes[0].kill()
+    ends(processes)
+    left = read_metrics(folder)[-1]["step"]
+    newest = saving.list_checkpoints(folder)[-1]
+    assert saving.damage(newest) is None and left - int(newest.name.split("-")[1]) <= 20 and left < STEPS
+
+    for where in (folder, tmp_path / "whole"):
+        (((out, err), code), ((quiet, _), other)) = ends(launch(*command(where)))
+        assert code == other == 0 and quiet == "" and "wrote" in out, (out, err)
+    one, two = weights(folder), weights(tmp_path / "whole")
+    assert all(torch.equal(one[name], two[name]) for name in two)
+    assert [m["step"] for m in read_metrics(folder)] == list(range(1, STEPS + 1))
+    assert not list((folder / "checkpoints").glob(".*")) and (folder / "report.html").exists()
+
+
+def test_mistakes_are_told_before_anything_is_written(tmp_path):
+    for ((_, err), code) in ends(launch(*command(tmp_path / "run", "data.batch=5"))):
+        assert code == 2 and "multiple of 2" in err and "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_torchrun(tmp_path, strategy):
+    """torchrun hands SIGTERM on; the same command then continues to the end, as one process would."""
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *command(tmp_path / "run", f"parallel.strategy={strategy}")]
+    process = subprocess.Popen([sys.executable, *start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_step(tmp_path / "run", 12, [process])
+    process.terminate()
+    process.communicate(timeout=120)
+    saved = saving.list_checkpoints(tmp_path / "run")[-1].name
+    assert int(saved.split("-")[1]) == read_metrics(tmp_path / "run")[-1]["step"] < STEPS
+    for arguments in (start, command(tmp_path / "one")):
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    many, one = (read_metrics(tmp_path / name)[-1] for name in ("run", "one"))
+    assert many["loss"] == pytest.approx(one["loss"], abs=0.05) and many["step"] == STEPS
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["strategy"] == strategy
+
+
+@pytest.mark.slow
+def test_compiled_block_by_block(tmp_path):
+    more = ("compute.compile=true", "parallel.recompute=true", "parallel.strategy=fsdp", "steps=6")
+    for ((out, err), code) in ends(launch(*command(tmp_path / "many", *more))):
+        assert code == 0, (out, err)
+    for ((out, err), code) in ends(launch(*command(tmp_path / "one", "steps=6"), world=1)):
+        assert code == 0, (out, err)
+    many, one = (read_metrics(tmp_path / name)[-1] for name in ("many", "one"))
+    assert many["loss"] == pytest.approx(one["loss"], abs=0.01)
+    # Probes look through hooks, which compiled blocks must not hide.
+    assert many["stream_norm"] == pytest.approx(one["stream_norm"], rel=1e-2) and len(many["attention_logit_max"]) == 2

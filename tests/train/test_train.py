@@ -1,0 +1,324 @@
+"""One run, end to end: it learns, leaves data, and survives what happens to runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gnomon.errors import UserError
+from gnomon.train import loop, preset, replace, saving, train
+from gnomon.train.run_writer import read_metrics
+
+SMALL = {
+    "model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 32, "data.batch": 4, "steps": 12,
+    "schedule.warmup": 3, "watch.eval_every": 6, "watch.probe_every": 6, "watch.save_every": 4,
+    "watch.eval_tokens": 512,
+    "watch.probe_tokens": 64, "watch.keep": 2, "compute.device": "cpu",
+}  # fmt: skip
+
+
+def recipe(residual="pre-norm", assignment="adamw", **changes):
+    return replace(preset("tiny", residual, assignment), SMALL | changes)
+
+
+def weights(folder):
+    return load_file(saving.list_checkpoints(folder)[-1] / "model.safetensors")
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_run_folder(tmp_path):
+    record = train(recipe("proj-spheret", steps=40), tmp_path / "run")
+    folder = tmp_path / "run"
+    assert {p.name for p in folder.iterdir()} == {"recipe.json", "environment.json", "metrics.jsonl", "checkpoints"}
+    metrics = read_metrics(folder)
+    assert [m["step"] for m in metrics] == list(range(1, 41))
+    assert all(
+        m.keys() >= {"step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second"} for m in metrics
+    )
+    assert metrics[-1]["val_loss"] < metrics[5]["val_loss"] - 0.05
+    assert [m["step"] for m in metrics if "val_loss" in m] == [6, 12, 18, 24, 30, 36, 40]
+    last = metrics[-1]
+    assert len(last["stream_norm"]) == len(last["angle"]) == len(last["step_size"]) == 4
+    assert last["stream_norm"] == pytest.approx([32**0.5] * 4, rel=1e-5)
+    assert len(last["stream_coherence"]) == 4 and all(0 < value < 1 for value in last["stream_coherence"])
+    assert len(last["attention_logit_max"]) == len(last["attention_entropy"]) == 2
+    assert 0 < max(last["attention_entropy"]) < torch.log(torch.tensor(32.0))
+    assert record == {**last, "stopped": False}
+    assert [p.name for p in saving.list_checkpoints(folder)] == ["step-00000036", "step-00000040"]
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__ and environment["parameters"] > 0
+
+
+@pytest.mark.parametrize("residual", ["pre-norm", "proj-spheret"])
+def test_same_seed_same_bits_other_seed_other_bits(residual, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(recipe(residual, seed=seed), tmp_path / name)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("assignment", ["adamw", "muon", "none", "hetero"])
+def test_resumed_twice_equals_uninterrupted(assignment, tmp_path, monkeypatch):
+    train(recipe(assignment=assignment), tmp_path / "whole")
+
+    class Killed(Exception):
+        pass
+
+    real = loop.data.batch
+    for deadly in (5, 10):
+
+        def batch(*args, step, deadly=deadly, **kwargs):
+            if step == deadly:
+                raise Killed
+            return real(*args, step=step, **kwargs)
+
+        monkeypatch.setattr(loop.data, "batch", batch)
+        with pytest.raises(Killed):
+            train(recipe(assignment=assignment), tmp_path / "killed")
+    monkeypatch.setattr(loop.data, "batch", real)
+    train(recipe(assignment=assignment), tmp_path / "killed")
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    clocks = ("seconds", "tokens_per_second")
+    a, b = (
+        [{k: v for k, v in m.items() if k not in clocks} for m in read_metrics(tmp_path / n)]
+        for n in ("whole", "killed")
+    )
+    assert a == b
+
+
+@pytest.mark.parametrize("assignment", ["hetero", "dgram"])
+def test_probes_tell_how_the_weights_fare(assignment, tmp_path):
+    last = read_metrics(_run(recipe(assignment=assignment, **{"optim.dgram_cap": 3.0}), tmp_path))[-1]
+    assert last["sigma_max"].keys() >= {"blocks.0.attention.query", "blocks.1.mlp.down"}
+    assert max(last["feasibility"].values()) < 1e-4
+    assert max(last["tangency"].values()) < 1e-2 and min(last["alignment"].values()) > 0.7
+    if assignment == "hetero":
+        assert last["sigma_max"]["blocks.0.attention.query"] == pytest.approx(1, abs=1e-3)
+        assert last["sigma_min"]["blocks.0.attention.query"] == pytest.approx(1, abs=1e-3)
+    else:
+        assert max(last["sigma_max"].values()) <= 3.001
+
+
+def test_tracked_continuity_survives_a_resume(tmp_path, monkeypatch):
+    settings = recipe(**{"watch.track_every": 3})
+    whole = read_metrics(_run(settings, tmp_path / "whole"))
+    assert [m["step"] for m in whole if "weight_v1" in m] == [3, 6, 9, 12]
+    assert whole[-1].keys() >= {"gradient_v1", "accumulated_v1", "delta_gw_v1", "change", "turn_v1"}
+    real = loop.data.batch
+
+    def batch(*args, step, **kwargs):
+        if step == 6:
+            raise RuntimeError("killed")
+        return real(*args, step=step, **kwargs)
+
+    monkeypatch.setattr(loop.data, "batch", batch)
+    with pytest.raises(RuntimeError, match="killed"):
+        train(settings, tmp_path / "parts")
+    monkeypatch.setattr(loop.data, "batch", real)
+    again = read_metrics(_run(settings, tmp_path / "parts"))
+    for a, b in zip(whole, again):
+        for key in ("gradient_v1", "accumulated_v1", "weight_v1", "change", "turn_v1"):
+            assert a.get(key, {}) == pytest.approx(b.get(key, {}), rel=1e-3, abs=1e-3), (a["step"], key)
+
+
+def _run(settings, folder):
+    train(settings, folder)
+    return folder
+
+
+def test_logit_clip_scales_down(tmp_path):
+    free, clipped = (
+        read_metrics(
+            _run(recipe(assignment="none", steps=20, **{"optim.lr": 0.2, "optim.logit_clip": c}), tmp_path / str(c))
+        )[-1]
+        for c in (None, 1.0)
+    )
+    assert max(clipped["attention_logit_max"]) < max(free["attention_logit_max"])
+
+
+def test_finished_run_is_left_alone(tmp_path):
+    first = train(recipe(), tmp_path)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    assert train(recipe(), tmp_path)["loss"] == first["loss"]
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def command(folder, steps=4000):
+    settings = [f"{k}={json.dumps(v)}" for k, v in (SMALL | {"steps": steps, "watch.save_every": 10}).items()]
+    return [sys.executable, "-m", "gnomon", "train", "tiny", "--out", str(folder), "--set", *settings]
+
+
+def start(folder, steps=4000):
+    return subprocess.Popen(command(folder, steps), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_step(folder, step, process):
+    for _ in range(600):
+        if saving.list_checkpoints(folder) and len(read_metrics(folder)) >= step:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    raise AssertionError("the run did not get going")
+
+
+def test_killed_and_continued_equals_uninterrupted(tmp_path):
+    """kill -9 at an arbitrary moment; rubble of a half-written checkpoint and metrics line included."""
+    steps = 80
+    process = start(tmp_path / "killed", steps)
+    wait_for_step(tmp_path / "killed", 15, process)
+    process.kill()
+    process.wait()
+    (tmp_path / "killed" / "checkpoints" / ".step-00000099.1.partial").mkdir()
+    with open(tmp_path / "killed" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 17, "los')
+    for name in ("killed", "whole"):
+        done = subprocess.run(command(tmp_path / name, steps), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
+    assert [m["step"] for m in read_metrics(tmp_path / "killed")] == list(range(1, steps + 1))
+    assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
+    assert (tmp_path / "killed" / "report.html").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_saves_first(tmp_path, number):
+    process = start(tmp_path)
+    wait_for_step(tmp_path, 15, process)
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "the same command continues" in out, (out, err)
+    saved = int(saving.list_checkpoints(tmp_path)[-1].name.split("-")[1])
+    assert saved == read_metrics(tmp_path)[-1]["step"]
+
+
+@pytest.mark.parametrize("residual", ["pre-norm", "proj-spheret"])
+def test_accumulation_equals_the_large_batch(residual, tmp_path):
+    train(recipe(residual), tmp_path / "one")
+    train(recipe(residual, **{"data.accumulate": 4}), tmp_path / "four")
+    a, b = weights(tmp_path / "one"), weights(tmp_path / "four")
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5)
+
+
+def test_another_recipe_is_refused_with_the_difference(tmp_path):
+    train(recipe(), tmp_path)
+    with pytest.raises(UserError, match="optim.lr: 0.004 -> 0.1"):
+        train(recipe(**{"optim.lr": 0.1}), tmp_path)
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="not empty"):
+        train(recipe(), tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_damaged_checkpoint_is_told(tmp_path):
+    train(recipe(), tmp_path)
+    file = saving.list_checkpoints(tmp_path)[-1] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match="damaged"):
+        train(recipe(), tmp_path)
+
+
+def test_parameters_in_another_order_are_refused(tmp_path):
+    """Without names, two parameters of one shape would swap their moments in silence."""
+    train(recipe(), tmp_path)
+    file = saving.list_checkpoints(tmp_path)[-1] / "state.json"
+    state = json.loads(file.read_text())
+    names = state["optimizer"]["param_groups"][0]["param_names"]
+    query, key = (next(i for i, n in enumerate(names) if n.endswith(f"{role}.weight")) for role in ("query", "key"))
+    names[query], names[key] = names[key], names[query]
+    file.write_text(json.dumps(state))
+    (file.parent / "fingerprints.json").unlink()
+    with pytest.raises(UserError, match="not in its order"):
+        train(recipe(), tmp_path)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_not_finite_stops_before_the_update(tmp_path, monkeypatch, where):
+    from gnomon.models.transformer import MLP
+
+    calls = {"n": 0}
+    real = MLP.forward
+
+    def poisoned(self, x):
+        y = real(self, x)
+        calls["n"] += 1
+        if where == "forward":
+            return y * float("nan") if calls["n"] > 100 else y
+        if calls["n"] > 100 and y.requires_grad:
+            y.register_hook(lambda g: g * float("inf"))
+        return y
+
+    monkeypatch.setattr(MLP, "forward", poisoned)
+    with pytest.raises(UserError, match="before the update") as error:
+        train(recipe(steps=400), tmp_path)
+    report = json.loads((tmp_path / "postmortem.json").read_text())
+    first = {"forward": "the output of 'blocks.0.mlp", "backward": "the gradient of 'blocks."}[where]
+    assert report["first_bad"].startswith(first) and report["first_bad"] in str(error.value)
+    assert report["recent"][-1]["loss"] == "nan" or report["recent"][-1]["grad_norm"] in ("nan", "inf")
+    assert all(t.isfinite().all() for t in weights(tmp_path).values())
+
+
+def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    real, count = saving.save_file, {"n": 0}
+
+    def save_file(tensors, path):
+        count["n"] += 1
+        if count["n"] == 4:
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        return real(tensors, path)
+
+    monkeypatch.setattr(saving, "save_file", save_file)
+    with pytest.raises(OSError):
+        train(recipe(), tmp_path)
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"step-00000004", "latest"}
+    monkeypatch.setattr(saving, "save_file", real)
+    train(recipe(), tmp_path)
+
+
+def test_vocabulary_must_hold_the_data():
+    with pytest.raises(UserError, match="vocab_size"):
+        loop.open_data(recipe(**{"model.vocab_size": 100}))
+
+
+def test_bf16_autocast_runs_and_learns(tmp_path):
+    record = train(
+        recipe("proj-spheret", steps=30, **{"compute.precision": "bf16", "model.stream": "compute"}), tmp_path
+    )
+    assert record["loss"] < 4.5
+    assert all(t.dtype == torch.float32 for t in weights(tmp_path).values())
+
+
+@pytest.mark.slow
+def test_compiled_run_follows_the_eager_one(tmp_path):
+    for name, compile in (("eager", False), ("compiled", True)):
+        train(recipe("proj-spheret", **{"compute.compile": compile}), tmp_path / name)
+    a, b = (read_metrics(tmp_path / name)[-1]["loss"] for name in ("eager", "compiled"))
+    assert a == pytest.approx(b, rel=1e-4)
+
+
+def test_decay_and_scalars():
+    """Weight decay touches matrices only; norms and step sizes stay out of it."""
+    from gnomon.models import Transformer
+    from gnomon.train import optimizer
+
+    model = Transformer(recipe("sphere").model)
+    groups = optimizer.build(model, dataclasses.replace(recipe().optim, weight_decay=0.3)).param_groups
+    decay = {name: group["weight_decay"] for group in groups for name in group["param_names"]}
+    assert decay.keys() == dict(model.named_parameters()).keys()
+    assert decay["blocks.0.join_attention.a"] == 0 and decay["blocks.0.attention.query.weight"] == 0.3
