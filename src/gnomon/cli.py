@@ -110,9 +110,9 @@ def train(
         tell(f"stopped after step {record['step']}, saved; the same command continues")
         raise KeyboardInterrupt
     if is_main():
-        from gnomon.evaluation import evaluate
+        from gnomon import evaluation
 
-        print(f"wrote {evaluate.report_of(folder)}")
+        print(f"wrote {evaluation.report_of(folder)}")
 
 
 def is_main() -> bool:
@@ -154,10 +154,10 @@ def generate(
         seed: of the draws.
         device: auto, cpu, cuda or mps.
     """
-    from gnomon.evaluation import evaluate
+    from gnomon import evaluation
 
-    model, tokenizer, _ = evaluate.load(run, device=device)
-    for piece in evaluate.generate(model, tokenizer, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed):
+    model, tokenizer, _ = evaluation.load(run, device=device)
+    for piece in evaluation.generate(model, tokenizer, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed):
         print(piece, end="", flush=True)
     print()
 
@@ -212,9 +212,8 @@ def eval(
         json: write the rows here.
         device: auto, cpu, cuda or mps.
     """
-    from gnomon import report
+    from gnomon import evaluation, report
     from gnomon.data.wikitext import HUB_SETS
-    from gnomon.evaluation import evaluate
     from gnomon.files import write_json
 
     if tasks is not None:
@@ -230,9 +229,9 @@ def eval(
     elif wikitext and data is None:
         raise UserError("--wikitext says what --data is: give a file, or --data wikitext-2 for the one on the hub")
     elif data is not None and (wikitext or data in HUB_SETS):
-        rows = evaluate.wikitext(run, data, tokens=tokens, device=device)
+        rows = evaluation.wikitext(run, data, tokens=tokens, device=device)
     else:
-        rows = [evaluate.perplexity(run, data, tokens=tokens or 1 << 20, device=device)]
+        rows = [evaluation.perplexity(run, data, tokens=tokens or 1 << 20, device=device)]
     report.show(rows)
     if json is not None:
         write_json(json, rows)

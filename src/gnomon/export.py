@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gnomon import evaluation
 from gnomon.data.tokenizers import Tokenizer
 from gnomon.errors import UserError
-from gnomon.evaluation import evaluate
 from gnomon.files import atomic_folder, read_json, write_json
 from gnomon.models.hf import fresh_process, gpt2_llama, remote_code
 from gnomon.models.hf.card import model_card
@@ -84,10 +84,10 @@ def export(run: str | Path, out: str | Path, *, verify: bool = False) -> Exporte
     out = Path(out)
     if out.exists():
         raise UserError(f"{out} exists already; an export is never written over. Remove it or give another name.")
-    if evaluate.is_published(run):
+    if evaluation.is_published(run):
         raise UserError(f"{run} is a Hugging Face folder already; export takes a run folder or one of its checkpoints")
     transformers = _transformers()
-    ours, tokenizer, recipe = evaluate.load(run, device="cpu")
+    ours, tokenizer, recipe = evaluation.load(run, device="cpu")
     config = ours.config
     family = gpt2_llama.family_of(config)
     obstacles = () if family else tuple(min((gpt2_llama.obstacles(config, name) for name in gpt2_llama.CLASSES), key=len))
@@ -170,7 +170,7 @@ def _fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
 
 
 def _card(run: str | Path, made: Exported, recipe: Recipe) -> str:
-    folder, checkpoint = evaluate.locate(run)
+    folder, checkpoint = evaluation.locate(run)
     step = read_json(checkpoint / "state.json")["step"]
     records = [r for r in read_metrics(folder) if r["step"] <= step] if (folder / "metrics.jsonl").exists() else []
     last = {key: value for record in records for key, value in record.items()}

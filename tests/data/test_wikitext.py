@@ -7,9 +7,9 @@ import math
 
 import pytest
 
+from gnomon import evaluation
 from gnomon.data import wikitext
 from gnomon.errors import UserError
-from gnomon.evaluation import evaluate
 
 TEXT = """ 
  = Robert the Robot = 
@@ -64,10 +64,10 @@ def test_perplexities_are_those_of_lm_eval_s_task(tiny_run, tmp_path, suffix):
 
     file = tmp_path / f"wiki{suffix}"
     file.write_bytes(gzip.compress(TEXT.encode()) if suffix.endswith("gz") else TEXT.encode())
-    printed, bare = evaluate.wikitext(tiny_run, str(file), device="cpu")
+    printed, bare = evaluation.wikitext(tiny_run, str(file), device="cpu")
     assert (printed["text"], bare["text"], printed["articles"]) == ("detokenised", "as it is", 3)
 
-    model, tokenizer, _ = evaluate.load(tiny_run, "cpu")
+    model, tokenizer, _ = evaluation.load(tiny_run, "cpu")
     docs = [{"page": page} for page in wikitext.split_articles(TEXT)]
     requests = [Instance("loglikelihood_rolling", doc, (theirs.wikitext_detokenizer(doc),), 0) for doc in docs]
     scores = [
@@ -84,9 +84,9 @@ def test_perplexities_are_those_of_lm_eval_s_task(tiny_run, tmp_path, suffix):
 
 def test_part_of_it(tiny_run, tmp_path):
     (tmp_path / "wiki.txt").write_text(TEXT)
-    printed, bare = evaluate.wikitext(tiny_run, str(tmp_path / "wiki.txt"), tokens=100, device="cpu")
+    printed, bare = evaluation.wikitext(tiny_run, str(tmp_path / "wiki.txt"), tokens=100, device="cpu")
     assert printed["articles"] == bare["articles"] == 1 and bare["tokens"] >= 100
-    assert evaluate.wikitext(tiny_run, str(tmp_path / "wiki.txt"), tokens=10**9, device="cpu")[0]["articles"] == 3
+    assert evaluation.wikitext(tiny_run, str(tmp_path / "wiki.txt"), tokens=10**9, device="cpu")[0]["articles"] == 3
 
 
 def test_sets_of_the_hub_are_joined_as_the_file_is(tiny_run, monkeypatch):
@@ -106,15 +106,15 @@ def test_sets_of_the_hub_are_joined_as_the_file_is(tiny_run, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", fails)
     with pytest.raises(UserError, match="wikitext-2 from the hub failed: ConnectionError: no route"):
-        evaluate.wikitext(tiny_run, "wikitext-2")
+        evaluation.wikitext(tiny_run, "wikitext-2")
 
 
 def test_other_files_are_refused(tiny_run, tmp_path):
     (tmp_path / "novel.txt").write_text("It was a dark night.\n")
     with pytest.raises(UserError, match="not in WikiText's form"):
-        evaluate.wikitext(tiny_run, str(tmp_path / "novel.txt"))
+        evaluation.wikitext(tiny_run, str(tmp_path / "novel.txt"))
     with pytest.raises(UserError, match="Did you mean 'wikitext-2'"):
-        evaluate.wikitext(tiny_run, "wikitext2")
+        evaluation.wikitext(tiny_run, "wikitext2")
     (tmp_path / "novel.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match="not UTF-8"):
-        evaluate.wikitext(tiny_run, str(tmp_path / "novel.txt"))
+        evaluation.wikitext(tiny_run, str(tmp_path / "novel.txt"))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from gnomon import data
+from gnomon import data, evaluation
 from gnomon.errors import UserError
-from gnomon.evaluation import evaluate
+from gnomon.evaluation.generation import _Unfinished
 from gnomon.train import preset, replace, train
 from gnomon.train.run_writer import read_metrics
 
@@ -26,7 +26,7 @@ def run(tmp_path_factory):
 
 
 def test_own_validation_loss_is_the_run_s(run):
-    row = evaluate.perplexity(run, tokens=2048, device="cpu")
+    row = evaluation.perplexity(run, tokens=2048, device="cpu")
     assert row["loss"] == pytest.approx(read_metrics(run)[-1]["val_loss"], rel=1e-5)
     assert row["perplexity"] == pytest.approx(math.exp(row["loss"]))
     assert row["tokens"] == 2048
@@ -34,9 +34,9 @@ def test_own_validation_loss_is_the_run_s(run):
 
 def test_other_text(run, tmp_path):
     (tmp_path / "t.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20)
-    row = evaluate.perplexity(run, str(tmp_path / "t.txt"), device="cpu")
+    row = evaluation.perplexity(run, str(tmp_path / "t.txt"), device="cpu")
     assert row["data"].endswith("t.txt") and 1 < row["perplexity"] < 300
-    model, tokenizer, _ = evaluate.load(run, "cpu")
+    model, tokenizer, _ = evaluation.load(run, "cpu")
     ids = torch.tensor(tokenizer.encode((tmp_path / "t.txt").read_text()).astype("int64"))
     windows = (len(ids) - 1) // 32
     x, y = ids[: windows * 32].view(-1, 32), ids[1 : windows * 32 + 1].view(-1, 32)
@@ -46,20 +46,20 @@ def test_other_text(run, tmp_path):
 def test_text_of_another_tokenizer_is_refused(run, tmp_path):
     np.arange(3000, dtype=np.uint16).tofile(tmp_path / "x.bin")
     with pytest.raises(UserError):
-        evaluate.perplexity(run, str(tmp_path / "x.bin"), device="cpu")
+        evaluation.perplexity(run, str(tmp_path / "x.bin"), device="cpu")
 
 
 def test_checkpoints_of_a_run_can_be_named(run):
     from gnomon.train.saving import list_checkpoints
 
     first, last = list_checkpoints(run)
-    losses = [evaluate.perplexity(path, tokens=2048, device="cpu")["loss"] for path in (first, last)]
+    losses = [evaluation.perplexity(path, tokens=2048, device="cpu")["loss"] for path in (first, last)]
     assert losses[0] > losses[1]
 
 
 def text(run, **options):
-    model, tokenizer, _ = evaluate.load(run, "cpu")
-    return "".join(evaluate.generate(model, tokenizer, "The", 100, **options))
+    model, tokenizer, _ = evaluation.load(run, "cpu")
+    return "".join(evaluation.generate(model, tokenizer, "The", 100, **options))
 
 
 def test_generation_starts_with_the_prompt_and_repeats_with_its_seed(run):
@@ -68,17 +68,17 @@ def test_generation_starts_with_the_prompt_and_repeats_with_its_seed(run):
 
 
 def test_greedy_generation_equals_the_model_without_cache(run):
-    model, tokenizer, _ = evaluate.load(run, "cpu")
+    model, tokenizer, _ = evaluation.load(run, "cpu")
     ids = list(tokenizer.encode("The"))
     for _ in range(20):
         ids.append(int(model(torch.tensor([[int(i) for i in ids]]))[0, -1].argmax()))
-    got = "".join(evaluate.generate(model, tokenizer, "The", 20, temperature=0))
+    got = "".join(evaluation.generate(model, tokenizer, "The", 20, temperature=0))
     assert got == tokenizer.decode(ids)
 
 
 def test_characters_of_several_bytes_arrive_whole():
     tokenizer = data.tokenizer("byte")
-    stream = evaluate._Unfinished(tokenizer)
+    stream = _Unfinished(tokenizer)
     ids = list(tokenizer.encode("naïve — 数学 " * 20))
     pieces = [stream.add(int(i)) for i in ids]
     assert "".join(pieces) == "naïve — 数学 " * 20 and "\ufffd" not in "".join(pieces)
@@ -92,4 +92,4 @@ def test_wrong_options_are_told(run, options):
 
 def test_no_checkpoint_is_told(tmp_path):
     with pytest.raises(UserError, match="no checkpoint"):
-        evaluate.load(tmp_path)
+        evaluation.load(tmp_path)

@@ -9,10 +9,9 @@ import pytest
 import torch
 from hf_cases import GPT2, SMALL, tokens
 
-from gnomon import cli, data
+from gnomon import cli, data, evaluation
 from gnomon import export as exporting
 from gnomon.errors import UserError
-from gnomon.evaluation import evaluate
 from gnomon.export import export
 from gnomon.models.hf import gpt2_llama, register, remote_code
 from gnomon.train import from_dict, preset, to_dict, train
@@ -46,7 +45,7 @@ def test_verified_in_a_fresh_process(runs, name, tmp_path, capsys):
     out = tmp_path / "out"
     assert cli.main(["export", str(runs / name), str(out), "--verify"]) == 0
     told = capsys.readouterr().out
-    ours, tokenizer, recipe = evaluate.load(runs / name, "cpu")
+    ours, tokenizer, recipe = evaluation.load(runs / name, "cpu")
     model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
     difference = float((model(tokens()).logits - ours(tokens())).abs().max())
     files = {path.name for path in out.iterdir()}
@@ -85,7 +84,7 @@ def test_the_card_tells_recipe_and_results(runs, tmp_path):
 def test_an_earlier_checkpoint_has_its_own_results(runs, tmp_path):
     export(runs / "ordinary" / "checkpoints" / "step-00000001", tmp_path / "out")
     assert "| steps | 1 |" in (tmp_path / "out" / "README.md").read_text()
-    first = evaluate.load(runs / "ordinary" / "checkpoints" / "step-00000001", "cpu")[0]
+    first = evaluation.load(runs / "ordinary" / "checkpoints" / "step-00000001", "cpu")[0]
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(model.transformer.wte.weight, first.embed.weight)
 
@@ -164,7 +163,7 @@ def test_tokenizers_open_again(name, tmp_path):
 
 def test_an_export_is_evaluated_like_its_run(runs, tmp_path):
     export(runs / "sphere", tmp_path / "out")
-    there, here = (evaluate.perplexity(path, tokens=64, device="cpu") for path in (tmp_path / "out", runs / "sphere"))
+    there, here = (evaluation.perplexity(path, tokens=64, device="cpu") for path in (tmp_path / "out", runs / "sphere"))
     with pytest.raises(UserError, match="a Hugging Face folder already"):
         export(tmp_path / "out", tmp_path / "again")
     assert there["loss"] == here["loss"] and there["data"] == here["data"]

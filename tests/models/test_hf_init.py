@@ -10,9 +10,8 @@ import torch
 from hf_cases import PLAIN, SMALL, build, config, tokens
 from safetensors.torch import save_file
 
-from gnomon import cli, data, residual
+from gnomon import cli, data, evaluation, residual
 from gnomon.errors import UserError
-from gnomon.evaluation import evaluate
 from gnomon.models import Transformer, TransformerConfig
 from gnomon.models.hf import GnomonConfig, GnomonForCausalLM, gpt2_llama
 from gnomon.models.hf.pretrained import adopt, settings_of
@@ -199,9 +198,9 @@ def test_a_folder_of_others_is_evaluated_like_a_run(tmp_path, capsys):
     theirs = published("llama", tmp_path / "llama")
     data.train_bpe([data.jargon()[:10_000]], 257).save(tmp_path / "llama" / "tokenizer.json")
     (tmp_path / "text.txt").write_text(data.jargon()[:4000])
-    model, tokenizer, _ = evaluate.load(tmp_path / "llama", "cpu")
+    model, tokenizer, _ = evaluation.load(tmp_path / "llama", "cpu")
     torch.testing.assert_close(model(tokens()), theirs(tokens()).logits, rtol=1e-4, atol=1e-4)
-    found = evaluate.perplexity(tmp_path / "llama", str(tmp_path / "text.txt"), tokens=64)
+    found = evaluation.perplexity(tmp_path / "llama", str(tmp_path / "text.txt"), tokens=64)
     text = data.open_tokens(tmp_path / "text.txt", tokenizer=str(tmp_path / "llama"))
     x, y = (torch.from_numpy(part) for part in data.slices(text, context=32, count=2))
     expected = torch.nn.functional.cross_entropy(theirs(x).logits.flatten(0, 1), y.flatten())

@@ -9,10 +9,9 @@ import math
 import pytest
 import torch
 
-from gnomon import data, studies
+from gnomon import data, evaluation, studies
 from gnomon.cli import main
 from gnomon.errors import UserError
-from gnomon.evaluation import evaluate
 from gnomon.studies import cost, layer_worth, recipe_study, runner, verdict
 from gnomon.studies.study import TUNING_SEED, Job, Outcome, Results, Study, Variant, at_edge, plan, rates, wanted
 from gnomon.train import preset, replace
@@ -163,7 +162,7 @@ def test_end_to_end(finished):
 def test_worth_is_the_loss_without_the_block(finished):
     one, folder, results, _ = finished
     run = folder / results.compared("sphere")[0].folder
-    model, _, recipe = evaluate.load(run)
+    model, _, recipe = evaluation.load(run)
     T = recipe.model.context
     windows = data.slices(open_data(recipe)[1], context=T, count=layer_worth.tokens(recipe) // T)
     x_BT, y_BT = to_device(windows, model.embed.weight.device)

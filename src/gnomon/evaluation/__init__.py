@@ -1,20 +1,18 @@
-"""What a trained model can do: perplexity, text, tasks of lm_eval."""
+"""What a trained model can do: perplexity, text, tasks of lm_eval. Torch is imported when the first name is used."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-# Public name -> the module that defines it; torch is imported when the first of them is used.
 _EXPORTS = {
-    "load": "evaluate",
-    "locate": "evaluate",
-    "generate": "evaluate",
-    "perplexity": "evaluate",
-    "wikitext": "evaluate",
-    "report_of": "evaluate",
-    "evaluate_tasks": "zeroshot",
-}
+    "load": "loading", "locate": "loading", "is_published": "loading",
+    "generate": "generation",
+    "perplexity": "text_perplexity", "wikitext": "text_perplexity",
+    "loglikelihoods": "scoring", "complete": "scoring",
+    "evaluate_tasks": "zeroshot", "harness_model": "zeroshot",
+    "report_of": "run_report",
+}  # fmt: skip
 
 __all__ = list(_EXPORTS)
 

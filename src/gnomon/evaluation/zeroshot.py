@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gnomon.errors import UserError, suggest
-from gnomon.evaluation.evaluate import load
+from gnomon.evaluation.loading import load
 from gnomon.evaluation.scoring import complete, loglikelihoods
 from gnomon.models.transformer import Transformer
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
-from gnomon import data
-from gnomon.evaluation import evaluate
+from gnomon import data, evaluation
 from gnomon.models.transformer import Transformer
 from gnomon.train import Recipe
 from gnomon.train.loop import open_data, to_device
@@ -22,7 +20,7 @@ from gnomon.train.probes import attention_seen
 
 def measure(folder: Path, device: str = "auto") -> dict[str, Any]:
     """All of them for a run folder, on the first `tokens` of its validation data."""
-    model, _, recipe = evaluate.load(folder, device=device)
+    model, _, recipe = evaluation.load(folder, device=device)
     T = recipe.model.context
     windows = data.slices(open_data(recipe)[1], context=T, count=max(tokens(recipe) // T, 1))
     x_BT, y_BT = to_device(windows, model.embed.weight.device)
@@ -43,21 +41,28 @@ def tokens(recipe: Recipe) -> int:
 def worth(model: Transformer, x_BT: Tensor, y_BT: Tensor) -> list[float]:
     """Loss without a block minus loss with it, one number a block: the curse of depth is when this falls to 0
     (arXiv 2502.05795)."""
-    calls: list[tuple[Any, ...]] = []
-    handles = [block.register_forward_pre_hook(lambda _block, inputs: calls.append(inputs)) for block in model.blocks]
+    whole, seen = model.loss(x_BT, y_BT).item(), []
+    model.stream(x_BT, seen=seen)
+    blocks, found = model.blocks, []
     try:
-        whole = model.loss(x_BT, y_BT).item()
+        for skipped in range(len(blocks)):
+            # Everything below the skipped block is as it was.
+            model.blocks = nn.ModuleList([_Given(seen[skipped]), *blocks[skipped + 1 :]])
+            found.append(model.loss(x_BT, y_BT).item() - whole)
     finally:
-        for handle in handles:
-            handle.remove()
-    found = []
-    for skipped, (h_BTD, *_) in enumerate(calls):
-        # Everything below the skipped block is as it was.
-        for block, (_, *others) in list(zip(model.blocks, calls))[skipped + 1 :]:
-            h_BTD = block(h_BTD, *others)
-        logits_BTV = model.logits(model.exit(h_BTD))
-        found.append(F.cross_entropy(logits_BTV.float().flatten(0, 1), y_BT.flatten()).item() - whole)
+        model.blocks = blocks
     return found
+
+
+class _Given(nn.Module):
+    """A block that says what it was given, whatever enters it."""
+
+    def __init__(self, h_BTD: Tensor):
+        super().__init__()
+        self.h_BTD = h_BTD
+
+    def forward(self, *_: Any) -> Tensor:
+        return self.h_BTD
 
 
 def gradient_norms(model: Transformer, x_BT: Tensor, y_BT: Tensor) -> list[float]:

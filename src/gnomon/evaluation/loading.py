@@ -1,0 +1,54 @@
+"""Opening a trained model: a run folder, one of its checkpoints, or a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gnomon import data
+from gnomon.errors import UserError
+from gnomon.models.transformer import Transformer
+from gnomon.train import init_from, saving
+from gnomon.train.loop import choose_device
+from gnomon.train.recipe import ComputeConfig, Recipe
+from gnomon.train.run_writer import load_recipe
+
+
+def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Recipe]:
+    """Model, tokenizer and recipe of a run folder (its newest checkpoint), of one of its checkpoints, or of a Hugging Face
+    folder: an export of ours, a GPT-2 or a Llama.
+
+    Raises:
+        UserError: there is no checkpoint, or it is damaged.
+    """
+    if is_published(path):
+        model, recipe = init_from.published(str(path))
+    else:
+        folder, path = locate(path)
+        recipe = load_recipe(folder)
+        model = Transformer(saving.load_config(path))
+        saving.load_weights(model, path)
+    model.to(choose_device(ComputeConfig(device=device))).eval()
+    return model, data.tokenizer(recipe.data.tokenizer), recipe
+
+
+def is_published(path: str | Path) -> bool:
+    """Whether the path is a Hugging Face folder, and no checkpoint of a run."""
+    return (Path(path) / "config.json").exists() and not (Path(path) / "state.json").exists()
+
+
+def locate(path: str | Path) -> tuple[Path, Path]:
+    """The run folder and the checkpoint that a path means: a run's newest checkpoint, or the checkpoint itself.
+
+    Raises:
+        UserError: there is no checkpoint.
+    """
+    path = Path(path)
+    if (path / "model.safetensors").exists():
+        return path.resolve().parent.parent, path
+    checkpoints = saving.list_checkpoints(path)
+    if not checkpoints:
+        raise UserError(
+            f"{path} holds no checkpoint; give a run folder written by `gnomon train`, or a checkpoint in it"
+        )
+    return path, checkpoints[-1]
