@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -43,6 +44,16 @@ def test_rows_and_files(tmp_path):
     assert "query" in text and "not folded" in text and "null level" in text
     assert {row["layer"] for row in report.matrices} == {0, 1, 2, 3}
     assert len(report.matrices[0]["sigma"]) == 4
+
+
+def test_rows_as_a_data_frame(monkeypatch):
+    report = inspect(llama(), config=LLAMA)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="pip install pandas"):
+        report.to_pandas()
+    monkeypatch.undo()
+    frame = pytest.importorskip("pandas") and report.to_pandas()
+    assert len(frame) == len(report.rows) and frame["v1_cos"].tolist() == [row["v1_cos"] for row in report.rows]
 
 
 def test_the_page_is_one_file_with_everything(tmp_path):

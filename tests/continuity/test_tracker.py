@@ -29,13 +29,13 @@ def train(model, tracker, steps, seed=0):
     for step in range(steps):
         x, y = torch.randn(32, 10, generator=g), torch.randint(3, (32,), generator=g)
         torch.nn.functional.cross_entropy(model(x), y).backward()
-        tracker.gradients(step)
+        tracker.before_step(step)
         for name, p in model.named_parameters():
             sums[name] = sums.get(name, 0) + p.grad.detach().double()
             grads[name] = p.grad.detach().clone()
         optimizer.step()
         optimizer.zero_grad()
-        if record := tracker.weights(step):
+        if record := tracker.after_step(step):
             records[step] = record, {k: v.clone() for k, v in grads.items()}, dict(sums), dict(weights(model))
     return records
 
@@ -88,7 +88,7 @@ def test_between_measurements_nothing_is_returned_or_measured(monkeypatch):
     tracker = Tracker(model, every=10)
     assert list(train(model, tracker, 10)) == [0]
     assert len(calls) == 3 * 4  # gradients, their sum, weights; four matrices
-    assert tracker.weights(9) == {}
+    assert tracker.after_step(9) == {}
 
 
 def test_a_resumed_run_goes_on_with_the_same_series():
@@ -105,10 +105,10 @@ def test_a_resumed_run_goes_on_with_the_same_series():
             tracker.load_state_dict(state)
         x, y = torch.randn(32, 10, generator=g), torch.randint(3, (32,), generator=g)
         torch.nn.functional.cross_entropy(model(x), y).backward()
-        tracker.gradients(step)
+        tracker.before_step(step)
         optimizer.step()
         optimizer.zero_grad()
-        record = tracker.weights(step)
+        record = tracker.after_step(step)
     assert record.keys() == expected.keys()
     for key, series in expected.items():
         assert record[key] == pytest.approx(series, abs=1e-4), key
@@ -119,8 +119,8 @@ def test_without_sums_and_with_missing_gradients():
     tracker = Tracker(model, every=1, accumulate=False)
     record = train(model, tracker, 1)[0][0]
     assert "accumulated_v1" not in record and "delta_gw_v1" not in record and "gradient_v1" in record
-    tracker.gradients(1)  # no gradients at all, as after zero_grad
-    assert "gradient_v1" not in tracker.weights(1)
+    tracker.before_step(1)  # no gradients at all, as after zero_grad
+    assert "gradient_v1" not in tracker.after_step(1)
 
 
 def test_a_zero_or_broken_matrix_is_left_out():
@@ -129,7 +129,7 @@ def test_a_zero_or_broken_matrix_is_left_out():
     with torch.no_grad():
         model.get_parameter(names[1]).zero_()
         model.get_parameter(names[3])[0, 0] = math.nan
-    record = Tracker(model, every=1).weights(0)
+    record = Tracker(model, every=1).after_step(0)
     assert "weight_v1" not in record
     assert len(record["turn_v1"]) == 2
 
@@ -154,12 +154,12 @@ for step in range(3):
     records = []
     for model, tracker in ((plain, one), (sharded, two)):
         torch.nn.functional.cross_entropy(model(x), y).backward()
-        tracker.gradients(step)
+        tracker.before_step(step)
         with torch.no_grad():
             for p in model.parameters():
                 p -= 0.3 * p.grad
         model.zero_grad()
-        records.append(tracker.weights(step))
+        records.append(tracker.after_step(step))
 assert records[0].keys() == records[1].keys()
 for key, series in records[0].items():
     for name, value in series.items():

@@ -186,6 +186,18 @@ class Anatomy:
             found += [Pair(a, b, b.layer - a.layer) for a, b in zip(parts, parts[lag:]) if b.layer > a.layer]
         return tuple(found)
 
+    def layer_matrices(self) -> list[Part]:
+        """The matrices of attention, MLP, mixer and router inside layers, each once and without doubt."""
+        return [
+            part
+            for part in self.parts
+            if part.is_matrix and part.layer is not None and part.sublayer and not part.doubt and part.tied_to is None
+        ]
+
+    def layer_pairs(self, lag: int = 1) -> list[Pair]:
+        """`pairs` among `layer_matrices`."""
+        return [pair for pair in self.pairs(lag=lag) if pair.first.sublayer]
+
     def heads(self, part: Part) -> tuple[Part, ...]:
         """`part` head by head: rows of a query, key or value, columns of an output projection.
 

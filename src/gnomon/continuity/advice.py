@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnomon.anatomy import ROLES
-
-if TYPE_CHECKING:
-    from gnomon.continuity.report import Report
+from gnomon.continuity.measurements import Measurements
 
 # A mean this many null standard deviations up is called a direction that continues.
 _CLEAR = 5.0
+# Kinds of remarks that come last.
+_QUIET = ("note", "fragile", "unfolded")
 
 
 def stream_side(role: str) -> str | None:
@@ -19,7 +19,7 @@ def stream_side(role: str) -> str | None:
     return "v" if known.reads else "u" if known.writes else None
 
 
-def findings(report: Report) -> list[str]:
+def findings(report: Measurements) -> list[str]:
     """One sentence per role, on the side of the stream."""
     found = []
     for line in report.summary:
@@ -43,45 +43,37 @@ def findings(report: Report) -> list[str]:
     return found
 
 
-def advice(report: Report) -> str:
+def advice(report: Measurements) -> str:
     """What this means for pruning and sharing, and what not to conclude."""
     readers, writers, neither = _sorted_roles(report.summary)
-    lines = [
-        "**Sharing a basis.** Matrices that read the stream have their inputs in one space, so a shared "
-        "basis is "
-        "one of inputs (stack their rows); those that write it share outputs (stack their columns)."
-    ]
-    lines[0] += (
-        " In the models of arXiv:2605.04971 query, key, gate and up continue on the input side, output and down on "
-        "the output side, value on neither."
+    shared = (
+        "**Sharing a basis.** Matrices that read the stream have their inputs in one space, so a shared basis is one of "
+        "inputs (stack their rows); those that write it share outputs (stack their columns). In the models of "
+        "arXiv:2605.04971 query, key, gate and up continue on the input side, output and down on the output side, value "
+        "on neither."
     )
     if readers:
-        lines[0] += f" Here the input side continues for {', '.join(readers)}."
+        shared += f" Here the input side continues for {', '.join(readers)}."
     if writers:
-        lines[0] += f" The output side continues for {', '.join(writers)}."
+        shared += f" The output side continues for {', '.join(writers)}."
     if neither:
-        lines[0] += f" Neither is clear for {', '.join(neither)}."
-    lines.append(_sharing(report))
-    lines.append(
-        "**Pruning.** Continuity is a free look at the weights and can propose layers, nothing more. It "
-        "knows no data: "
-        "score every candidate by the loss on calibration text (arXiv:2402.09025) or by how much the layer "
-        "changes "
-        "the stream (arXiv:2403.03853) before removing it."
+        shared += f" Neither is clear for {', '.join(neither)}."
+    pruning = (
+        "**Pruning.** Continuity is a free look at the weights and can propose layers, nothing more. It knows no data: "
+        "score every candidate by the loss on calibration text (arXiv:2402.09025) or by how much the layer changes the "
+        "stream (arXiv:2403.03853) before removing it."
     )
-    folded = report.settings["fold_norms"]
-    raw = "" if folded else " Folding the norm gains in (`fold_norms`) changes these numbers."
-    lines.append(
-        "**What not to conclude.** Leading directions carry a small part of the norm, and high continuity "
-        "of v1 does "
-        "not predict how much a shared basis saves. Gains in weight space have failed to carry over to "
-        "perplexity "
-        "(arXiv:2605.30836)." + raw
+    caution = (
+        "**What not to conclude.** Leading directions carry a small part of the norm, and high continuity of v1 does not "
+        "predict how much a shared basis saves. Gains in weight space have failed to carry over to perplexity "
+        "(arXiv:2605.30836)."
     )
-    return "\n\n".join(lines)
+    if not report.settings["fold_norms"]:
+        caution += " Folding the norm gains in (`fold_norms`) changes these numbers."
+    return "\n\n".join([shared, _sharing(report), pruning, caution])
 
 
-def _sharing(report: Report) -> str:
+def _sharing(report: Measurements) -> str:
     if not report.sharing:
         return "The full tier (`full=True`) prices a shared basis against a private SVD with as many parameters."
     better = []
@@ -116,3 +108,16 @@ def _sorted_roles(summary: list[dict[str, Any]]) -> tuple[list[str], list[str], 
             continue
         (neither if z <= _CLEAR else readers if side == "v" else writers).append(line["role"])
     return [list(dict.fromkeys(names)) for names in (readers, writers, neither)]  # type: ignore[return-value]
+
+
+def remarks(flags: list[dict[str, Any]], limit: int = 8) -> list[str]:
+    """Flags as lines: grave ones in full, many of a kind as one line and a count."""
+    kinds: dict[str, list[str]] = {}
+    for flag in flags:
+        kinds.setdefault(flag["kind"], []).append(flag["message"])
+    lines = []
+    for kind, messages in sorted(kinds.items(), key=lambda item: item[0] in _QUIET):
+        shown = messages[: 2 if kind in _QUIET[1:] else limit]
+        lines += [f"{kind}: {message}" for message in shown]
+        lines += [f"{kind}: … and {len(messages) - len(shown)} more"] * (len(messages) > len(shown))
+    return lines

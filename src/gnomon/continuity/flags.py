@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gnomon.anatomy import Anatomy, Pair, Part
@@ -10,7 +11,9 @@ from gnomon.continuity.one_pass import Measured
 from gnomon.continuity.pair_measures import GAP_FRAGILE, undefined
 
 
-def of_model(checkpoint: Checkpoint, anatomy: Anatomy, parts: list[Part], pairs: list[Pair]) -> list[dict[str, Any]]:
+def of_model(
+    checkpoint: Checkpoint, anatomy: Anatomy, parts: Sequence[Part], pairs: Sequence[Pair]
+) -> list[dict[str, Any]]:
     """Remarks about the files and about what is left out."""
     found = [flag("note", message) for message in (*checkpoint.notes, *anatomy.notes)]
     layers = len({(part.stack, part.layer) for part in parts})

@@ -9,23 +9,13 @@ import torch
 
 from gnomon import report as drawing
 from gnomon.continuity import advice, sidebyside
-from gnomon.continuity.report import Report, remarks, summary_columns
+from gnomon.continuity.measurements import Measurements
+from gnomon.continuity.summary import columns_and_formats
 from gnomon.geometry.subspace import cosine_null
 
-_ROW_COLUMNS = {
-    "stack": "stack",
-    "role": "role",
-    "layer": "layer",
-    "next_layer": "next",
-    "v1_cos": "|cos v1|",
-    "v1_z": "z",
-    "u1_cos": "|cos u1|",
-    "u1_z": "z ",
-    "subspace_v": "subspace v",
-    "subspace_u": "subspace u",
-    "gap": "gap",
-    "reason": "not defined because",
-}
+_ROW_COLUMNS = {"stack": "stack", "role": "role", "layer": "layer", "next_layer": "next"}
+_ROW_COLUMNS |= {"v1_cos": "|cos v1|", "v1_z": "z", "u1_cos": "|cos u1|", "u1_z": "z "}
+_ROW_COLUMNS |= {"subspace_v": "subspace v", "subspace_u": "subspace u", "gap": "gap", "reason": "not defined because"}
 _MAX_ROWS = 2000
 _INNER = (
     "|cos| on the other side: heads and MLP neurons. They may be renumbered from layer to layer without "
@@ -34,7 +24,7 @@ _INNER = (
 _SUBSPACE = "Mean squared cosine of the principal angles between the k leading directions."
 
 
-def page(report: Report) -> Any:
+def page(report: Measurements) -> Any:
     """A `gnomon.report.Page` of the whole report."""
     folded = "norm gains folded in" if report.settings["fold_norms"] else "raw weights, norm gains not folded in"
     sheet = drawing.Page(f"Continuity of {report.model}", f"{report.family} · {report.settings['tier']} · {folded}")
@@ -42,9 +32,9 @@ def page(report: Report) -> Any:
     return sheet
 
 
-def fill(sheet: Any, report: Report) -> None:
+def fill(sheet: Any, report: Measurements) -> None:
     """Add everything to a page that is there already, such as the report of a run."""
-    sheet.flags(remarks(report.flags), title="Before you believe a number")
+    sheet.flags(advice.remarks(report.flags), title="Before you believe a number")
     if not report.rows:
         sheet.text("There is nothing to compare: see the remarks above.").facts(report.settings, "Settings")
         return
@@ -59,15 +49,13 @@ def fill(sheet: Any, report: Report) -> None:
     _all_numbers(sheet, report)
 
 
-def _in_short(sheet: Any, report: Report) -> None:
-    columns, formats = summary_columns(report)
+def _in_short(sheet: Any, report: Measurements) -> None:
+    columns, formats = columns_and_formats(report.summary)
     sheet.section("In short").table(report.summary, columns, formats=formats)
     sheet.text(
-        "A bar is the mean over neighbouring layers; the tick on it is the null level, what unrelated "
-        "directions of "
-        "the same dimension give. z counts null standard deviations above it. `v` is the input side of a "
-        "matrix, "
-        "`u` its output side."
+        "A bar is the mean over neighbouring layers; the tick on it is the null level, what unrelated directions of the "
+        "same dimension give. z counts null standard deviations above it. `v` is the input side of a matrix, `u` its "
+        "output side."
     )
     if found := advice.findings(report):
         sheet.text("\n".join(f"- {line}" for line in found))
@@ -82,7 +70,7 @@ def _in_short(sheet: Any, report: Report) -> None:
         )
 
 
-def _compared(sheet: Any, report: Report, other: Report) -> None:
+def _compared(sheet: Any, report: Measurements, other: Measurements) -> None:
     sheet.section(f"Against {other.model}")
     sheet.table(sidebyside.summary(report, other), sidebyside.COLUMNS, formats=sidebyside.FORMATS)
     turned = [row for row in sidebyside.turned(report, other) if row["defined"]]
@@ -93,7 +81,7 @@ def _compared(sheet: Any, report: Report, other: Report) -> None:
         sheet.chart(chart, "The side of the residual stream: v1 of readers, u1 of writers.", name="turned")
 
 
-def _over_depth(sheet: Any, report: Report) -> None:
+def _over_depth(sheet: Any, report: Measurements) -> None:
     usable = [row for row in report.rows if row["defined"]]
     for stack in dict.fromkeys(row["stack"] for row in usable):
         rows = [row for row in usable if row["stack"] == stack]
@@ -122,15 +110,13 @@ def _over_depth(sheet: Any, report: Report) -> None:
             sheet.chart(chart, caption, name=f"{stack}-{name}", width=1 / 2)
 
 
-def _maps(sheet: Any, report: Report) -> None:
+def _maps(sheet: Any, report: Measurements) -> None:
     maps = [heat for heat in report.heats if advice.stream_side(heat.role)]
     if not maps:
         return
     sheet.section("Every layer against every other").text(
-        "Each cell is |cos| of the leading direction of one layer with that of another, on the side of the "
-        "residual "
-        "stream. A bright band along the diagonal is continuity; a bright block is a direction many layers "
-        "share; "
+        "Each cell is |cos| of the leading direction of one layer with that of another, on the side of the residual "
+        "stream. A bright band along the diagonal is continuity; a bright block is a direction many layers share; "
         "colour all over is a direction of the whole model."
     )
     several = len({heat.stack for heat in maps}) > 1
@@ -147,7 +133,7 @@ def _maps(sheet: Any, report: Report) -> None:
         sheet.chart(chart, name=f"heat-{heat.stack}-{heat.role}", width=1 / 2)
 
 
-def _spectra(sheet: Any, report: Report) -> None:
+def _spectra(sheet: Any, report: Measurements) -> None:
     groups: dict[tuple[str, str], list[tuple[int, torch.Tensor]]] = {}
     for part, sigma in report.sigma.items():
         if part.expert is None and float(sigma[0]) > 0:
@@ -156,13 +142,11 @@ def _spectra(sheet: Any, report: Report) -> None:
         return
     full = report.settings["tier"] == "full"
     sheet.section("Spectra").text(
-        "Each outline is the spectrum of one layer: how many singular values lie where, on a logarithmic "
-        "scale, in "
-        "units of their root mean square. A spike on the right is a direction far above the rest."
+        "Each outline is the spectrum of one layer: how many singular values lie where, on a logarithmic scale, in units "
+        "of their root mean square. A spike on the right is a direction far above the rest."
         if full
-        else "Each outline holds the leading singular values of one layer, relative to the largest. A steep "
-        "start is "
-        "a direction far above the rest; a flat one means that v1 is hardly told from v2."
+        else "Each outline holds the leading singular values of one layer, relative to the largest. A steep start is a "
+        "direction far above the rest; a flat one means that v1 is hardly told from v2."
     )
     several = len({stack for stack, _ in groups}) > 1
     for (stack, role), members in groups.items():
@@ -186,14 +170,13 @@ def _outline(layer: int, sigma: torch.Tensor, full: bool) -> list[dict[str, Any]
     return [{"layer": layer, "x": float(x), "height": float(c) ** 0.5} for x, c in zip(middle, counts)]
 
 
-def _serial(sheet: Any, report: Report) -> None:
+def _serial(sheet: Any, report: Measurements) -> None:
     usable = [row | {"pair": f"{row['role']} → {row['next_role']}"} for row in report.serial if row["defined"]]
     if not usable:
         return
     sheet.section("What is written, and what the next sublayer reads").text(
-        "|cos| of u1 of a writer with v1 of a reader of the next sublayer (serial alignment, "
-        "arXiv:1810.02032). "
-        "It is another question than continuity."
+        "|cos| of u1 of a writer with v1 of a reader of the next sublayer (serial alignment, arXiv:1810.02032). It is "
+        "another question than continuity."
     )
     null = {"chance": usable[0]["uv_null"]}
     sheet.chart(
@@ -202,13 +185,12 @@ def _serial(sheet: Any, report: Report) -> None:
     )
 
 
-def _heads(sheet: Any, report: Report) -> None:
+def _heads(sheet: Any, report: Measurements) -> None:
     if not report.heads:
         return
     sheet.section("Head by head").text(
-        "Heads have no order, so each is held against its best partner in the next layer; chance is the "
-        "best of as "
-        "many random directions."
+        "Heads have no order, so each is held against its best partner in the next layer; chance is the best of as many "
+        "random directions."
     )
     for role in dict.fromkeys(row["role"] for row in report.heads):
         rows = [row for row in report.heads if row["role"] == role]
@@ -219,22 +201,11 @@ def _heads(sheet: Any, report: Report) -> None:
         sheet.chart(chart, name=f"heads-{role}", width=1 / 2)
 
 
-def _all_numbers(sheet: Any, report: Report) -> None:
+def _all_numbers(sheet: Any, report: Measurements) -> None:
     sheet.section("All numbers").facts(report.settings, "Settings")
     more = f", the first {_MAX_ROWS} of {len(report.rows)}" if len(report.rows) > _MAX_ROWS else ""
     sheet.table(report.rows[:_MAX_ROWS], _ROW_COLUMNS, title=f"Pairs{more}", folded=True)
-    columns = (
-        "stack",
-        "role",
-        "layer",
-        "tensor",
-        "shape",
-        "dtype",
-        "norm",
-        "gap",
-        "stable_rank",
-        "effective_rank",
-    )
+    columns = "stack role layer tensor shape dtype norm gap stable_rank effective_rank".split()
     sheet.table(report.matrices[:_MAX_ROWS], columns, title="Matrices", folded=True)
 
 

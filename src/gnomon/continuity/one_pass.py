@@ -50,7 +50,7 @@ class Measured:
 _Result = tuple[list[Measured], dict[Any, Tensor]]
 
 
-class How(NamedTuple):
+class Options(NamedTuple):
     """How to measure: see `inspect`."""
 
     k: int
@@ -59,7 +59,7 @@ class How(NamedTuple):
     heads: bool
 
 
-class Unit(NamedTuple):
+class Read(NamedTuple):
     """One read: a tensor, or one expert of it, and the parts it serves."""
 
     name: str
@@ -68,37 +68,32 @@ class Unit(NamedTuple):
     nbytes: int
 
 
-def wanted(anatomy: Anatomy) -> list[Part]:
-    """The matrices inside layers whose role is known."""
-    return [
-        part
-        for part in anatomy
-        if part.is_matrix and part.layer is not None and part.sublayer and not part.doubt and part.tied_to is None
-    ]
-
-
-def units(checkpoint: Checkpoint, parts: Sequence[Part], by_role: bool) -> list[Unit]:
+def plan_reads(checkpoint: Checkpoint, parts: Sequence[Part], by_role: bool) -> list[Read]:
     """Reads in file order, or role by role up the depth, which lets the full tier forget sooner."""
     grouped: dict[tuple[str, int | None], list[Part]] = {}
     for part in parts:
         grouped.setdefault((part.name, part.block.index), []).append(part)
-    order = {name: at for at, name in enumerate(checkpoint.entries)}
     found = []
     for (name, index), members in grouped.items():
         entry = checkpoint.entries[name]
         nbytes = entry.nbytes if index is None else entry.nbytes // entry.shape[0]
-        found.append(Unit(name, index, members, nbytes))
-    if by_role:
-        place = {role: at for at, role in enumerate(dict.fromkeys((p.stack, p.role) for p in parts))}
-        one = [(place[unit.parts[0].stack, unit.parts[0].role], unit.index or 0, unit.parts[0].layer) for unit in found]
-        return [unit for _, unit in sorted(zip(one, found), key=lambda pair: pair[0])]
-    return sorted(found, key=lambda unit: (order[unit.name], unit.index or 0))
+        found.append(Read(name, index, members, nbytes))
+    if not by_role:
+        in_file = {name: number for number, name in enumerate(checkpoint.entries)}
+        return sorted(found, key=lambda read: (in_file[read.name], read.index or 0))
+    roles = {role: number for number, role in enumerate(dict.fromkeys((part.stack, part.role) for part in parts))}
+
+    def up_the_depth(read: Read) -> tuple[int, int, int]:
+        first = read.parts[0]
+        return roles[first.stack, first.role], read.index or 0, first.layer or 0
+
+    return sorted(found, key=up_the_depth)
 
 
 def measure(
-    checkpoint: Checkpoint, anatomy: Anatomy, reads: Sequence[Unit], how: How, workers: int, threads: int
-) -> Iterator[tuple[Unit, list[Measured]]]:
-    """Measure every unit, `workers` at once with `threads` each; results come in the order of `reads`.
+    checkpoint: Checkpoint, anatomy: Anatomy, reads: Sequence[Read], options: Options, workers: int, threads: int
+) -> Iterator[tuple[Read, list[Measured]]]:
+    """Measure every read, `workers` at once with `threads` each; results come in the order of `reads`.
 
     A matrix that cannot be measured comes back with `error` set and stops nothing.
     """
@@ -108,27 +103,27 @@ def measure(
         local.buffer = Buffer()
         torch.set_num_threads(threads)
 
-    def work(unit: Unit, before: Future[_Result] | None) -> _Result:
+    def work(read: Read, before: Future[_Result] | None) -> _Result:
         # Each series goes up the depth one matrix at a time, starting from where the last one ended. Waiting for it
         # keeps the numbers the same for any number of workers; it was submitted earlier, so it is under way.
         near = before.result()[1] if before else {}
         try:
-            tensor = checkpoint.read(unit.name, local.buffer, unit.index)
+            tensor = checkpoint.read(read.name, local.buffer, read.index)
         except UserError as error:
-            return [Measured(part, error=str(error)) for part in unit.parts], near
+            return [Measured(part, error=str(error)) for part in read.parts], near
         found = [
-            _one(checkpoint, anatomy, part, tensor, unit.index, how, near.get(series(part))) for part in unit.parts
+            _one(checkpoint, anatomy, part, tensor, read.index, options, near.get(series(part))) for part in read.parts
         ]
-        return found, near | {series(one.part): one.at.V_kN[: how.k] for one in found if one.at is not None}
+        return found, near | {series(one.part): one.at.V_kN[: options.k] for one in found if one.at is not None}
 
-    waiting: deque[tuple[Unit, Future[_Result]]] = deque()
+    waiting: deque[tuple[Read, Future[_Result]]] = deque()
     latest: dict[Any, Future[_Result]] = {}
     with ThreadPoolExecutor(workers, "measure", start) as pool:
         try:
-            for unit in reads:
-                key = series(unit.parts[0])
-                latest[key] = pool.submit(work, unit, latest.get(key))
-                waiting.append((unit, latest[key]))
+            for read in reads:
+                key = series(read.parts[0])
+                latest[key] = pool.submit(work, read, latest.get(key))
+                waiting.append((read, latest[key]))
                 if len(waiting) > workers:
                     first, future = waiting.popleft()
                     yield first, future.result()[0]
@@ -150,18 +145,18 @@ def _one(
     part: Part,
     tensor: Tensor,
     index: int | None,
-    how: How,
+    options: Options,
     near: Tensor | None,
 ) -> Measured:
     block = part.block if index is None else replace(part.block, index=None)
     W_MN = block.take(tensor)
     try:
         folded: tuple[str, ...] = ()
-        if how.fold_norms:
+        if options.fold_norms:
             W_MN, folded = fold(checkpoint, anatomy, part, W_MN)
-        at = subspace.spectrum(W_MN) if how.full else subspace.leading(W_MN, how.k, start=near)
-        erank = pair_measures.effective_rank(at.sigma_k) if how.full and at.norm else None
-        heads = _heads(anatomy, part, W_MN) if how.heads and part.heads else None
+        at = subspace.spectrum(W_MN) if options.full else subspace.leading(W_MN, options.k, start=near)
+        erank = pair_measures.effective_rank(at.sigma_k) if options.full and at.norm else None
+        heads = _heads(part, W_MN) if options.heads and part.heads else None
     except UserError as error:
         return Measured(part, error=f"{checkpoint.entries[part.name].file}: {part.name!r} ({part.role}): {error}")
     return Measured(part, at, at.sigma_k.clone(), erank, heads, folded)
@@ -181,7 +176,7 @@ def fold(checkpoint: Checkpoint, anatomy: Anatomy, part: Part, W_MN: Tensor) -> 
     return W_MN, tuple(folded)
 
 
-def _heads(anatomy: Anatomy, part: Part, W_MN: Tensor) -> Tensor | None:
+def _heads(part: Part, W_MN: Tensor) -> Tensor | None:
     """The leading vector of each head on the side of the stream: inputs for readers, outputs for writers."""
     if not (part.reads_stream or part.writes_stream) or part.head_dim is None or part.heads is None:
         return None
@@ -190,9 +185,9 @@ def _heads(anatomy: Anatomy, part: Part, W_MN: Tensor) -> Tensor | None:
     return torch.stack(vectors)
 
 
-def plan(reads: Sequence[Unit], full: bool, threads: int) -> tuple[int, int]:
+def workers_and_threads(reads: Sequence[Read], full: bool, threads: int) -> tuple[int, int]:
     """(workers, threads of each): whole matrices in parallel beat threads inside the small products of one."""
-    biggest = max((unit.nbytes for unit in reads), default=1)
+    biggest = max((read.nbytes for read in reads), default=1)
     fits = int(_MEMORY // (biggest * (12 if full else 2))) or 1
     workers = max(1, min(threads, _MAX_WORKERS, fits, len(reads)))
     return workers, threads if full and workers == 1 else 1

@@ -3,13 +3,12 @@
 The two matrices have one role and shape and lie some layers apart. Everything is computed from their stored
 singular vectors, so no two large matrices are ever in memory. Shapes: U_kM, V_kN rows are vectors.
 
-    v1_cos, u1_cos          |cos| of the leading right (input) and left (output) vectors, arXiv:2605.04971 Eq.
-    1 subspace_v, subspace_u  mean squared cosine of the principal angles of the k leading vectors
-    angles_v, angles_u      those angles, degrees, ascending
-    weighted_v, weighted_u  sum_i w_i |cos(v_i, v_i')|, w_i = sigma_i^2 / ||W||_F^2 of the first, Eq. 2
-    (full) gram_v, gram_u          cosine of W^T W and W'^T W' (W W^T), each less its mean eigenvalue: no
-    basis  (full) frobenius               cosine of W and W' as vectors, with sign
-            (full)
+    v1_cos, u1_cos            |cos| of the leading right (input) and left (output) vectors, arXiv:2605.04971 Eq. 1
+    subspace_v, subspace_u    mean squared cosine of the principal angles of the k leading vectors
+    angles_v, angles_u        those angles, degrees, ascending
+    weighted_v, weighted_u    sum_i w_i |cos(v_i, v_i')|, w_i = sigma_i^2 / ||W||_F^2 of the first, Eq. 2 (full)
+    gram_v, gram_u            cosine of W^T W and W'^T W' (W W^T), each less its mean eigenvalue: no basis (full)
+    frobenius                 cosine of W and W' as vectors, with sign (full)
 
 The absolute value is taken because singular vectors have no sign.
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gnomon.continuity.one_pass import Measured, Unit, series
+from gnomon.continuity.one_pass import Measured, Read, series
 
 
 @contextlib.contextmanager
@@ -29,26 +29,26 @@ def joined() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def mine(reads: Sequence[Unit]) -> list[Unit]:
+def own_reads(reads: Sequence[Read]) -> list[Read]:
     """This process's reads: whole series, the largest first to whoever has least to read."""
     sizes: dict[Any, int] = {}
-    for unit in reads:
-        key = series(unit.parts[0])
-        sizes[key] = sizes.get(key, 0) + unit.nbytes
+    for read in reads:
+        key = series(read.parts[0])
+        sizes[key] = sizes.get(key, 0) + read.nbytes
     load, reader = [0] * dist.get_world_size(), {}
     for key in sorted(sizes, key=lambda key: -sizes[key]):
         reader[key] = load.index(min(load))
         load[reader[key]] += sizes[key]
-    return [unit for unit in reads if reader[series(unit.parts[0])] == dist.get_rank()]
+    return [read for read in reads if reader[series(read.parts[0])] == dist.get_rank()]
 
 
-def gathered(reads: Sequence[Unit], found: Iterable[tuple[Unit, list[Measured]]]) -> list[tuple[Unit, list[Measured]]]:
+def gather(reads: Sequence[Read], found: Iterable[tuple[Read, list[Measured]]]) -> list[tuple[Read, list[Measured]]]:
     """What all processes found, in the order of `reads`, on the first process; nothing on the others."""
-    order = {(unit.name, unit.index): at for at, unit in enumerate(reads)}
+    order = {(read.name, read.index): number for number, read in enumerate(reads)}
     everything: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object([(order[unit.name, unit.index], results) for unit, results in found], everything)
+    dist.gather_object([(order[read.name, read.index], results) for read, results in found], everything)
     together = sorted((pair for some in everything or () for pair in some), key=lambda pair: pair[0])
-    return [(reads[at], results) for at, results in together]
+    return [(reads[number], results) for number, results in together]
 
 
 def from_first(value: Any) -> Any:

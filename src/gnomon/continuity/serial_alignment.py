@@ -28,9 +28,9 @@ def rows(measured: Sequence[Measured], k: int) -> list[dict[str, Any]]:
             steps.setdefault(one.part.stack, {}).setdefault(step, []).append(one)
     found = []
     for stack in steps.values():
-        places = sorted(place for place, members in stack.items() if any(one.part.reads_stream for one in members))
-        for place, members in stack.items():
-            after = next((later for later in places if later > place), None)
+        reading = sorted(step for step, members in stack.items() if any(one.part.reads_stream for one in members))
+        for step, members in stack.items():
+            after = next((later for later in reading if later > step), None)
             for writer in (one for one in members if one.part.writes_stream):
                 for reader in stack.get(after, ()) if after else ():
                     if reader.part.reads_stream and reader.part.shape[1] == writer.part.shape[0]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnomon.anatomy import Part
+from gnomon.continuity.measurements import Measurements
 from gnomon.continuity.pair_measures import undefined
 from gnomon.geometry import subspace
-
-if TYPE_CHECKING:
-    from gnomon.continuity.report import Report
 
 _KEYS = ("v1_cos", "u1_cos", "subspace_v", "subspace_u")
 COLUMNS = {
@@ -30,7 +28,7 @@ COLUMNS = {
 FORMATS = dict.fromkeys(COLUMNS, ".3f") | {"turned_v": ".2f", "turned_u": ".2f"}
 
 
-def summary(one: Report, other: Report) -> list[dict[str, Any]]:
+def summary(one: Measurements, other: Measurements) -> list[dict[str, Any]]:
     """One row per role that either has: both means, and the angle between v1 (u1) of equal layers (°)."""
     ours = {(line["stack"], line["role"]): line for line in one.summary}
     theirs = {(line["stack"], line["role"]): line for line in other.summary}
@@ -49,12 +47,12 @@ def summary(one: Report, other: Report) -> list[dict[str, Any]]:
     return rows
 
 
-def turned(one: Report, other: Report) -> list[dict[str, Any]]:
+def turned(one: Measurements, other: Measurements) -> list[dict[str, Any]]:
     """For each matrix both models have: the angle between their leading vectors, in degrees."""
-    theirs = {_place(part): at for part, at in other.leading.items()}
+    theirs = {_same_matrix(part): at for part, at in other.leading.items()}
     rows = []
     for part, a in one.leading.items():
-        b = theirs.get(_place(part))
+        b = theirs.get(_same_matrix(part))
         if b is None:
             continue
         k = min(len(a.sigma_k), len(b.sigma_k))
@@ -75,5 +73,5 @@ def turned(one: Report, other: Report) -> list[dict[str, Any]]:
     return rows
 
 
-def _place(part: Part) -> tuple[Any, ...]:
+def _same_matrix(part: Part) -> tuple[Any, ...]:
     return (part.stack, part.role, part.layer, part.expert, part.inner, part.shape)

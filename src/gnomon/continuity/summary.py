@@ -12,26 +12,23 @@ import torch
 from gnomon.anatomy import ROLES
 from gnomon.continuity.one_pass import Measured
 from gnomon.continuity.pair_measures import undefined
+from gnomon.report import Bar
 
 # The measures of a pair, in the order they are shown: key of the value -> prefix of its _null and _z.
-MEASURES = {
-    "v1_cos": "v1",
-    "u1_cos": "u1",
-    "subspace_v": "subspace_v",
-    "subspace_u": "subspace_u",
-    "weighted_v": "weighted_v",
-    "weighted_u": "weighted_u",
-    "gram_v": "gram_v",
-    "gram_u": "gram_u",
-    "frobenius": "frobenius",
+MEASURES = {"v1_cos": "v1", "u1_cos": "u1"} | {
+    key: key for key in "subspace_v subspace_u weighted_v weighted_u gram_v gram_u frobenius".split()
 }
+_COLUMNS = {"stack": "stack", "role": "role", "defined": "pairs"}
+_COLUMNS |= {"v1_cos": "|cos v1|", "v1_z": "z", "u1_cos": "|cos u1|", "u1_z": "z "}
+_COLUMNS |= {"subspace_v": "subspace v", "subspace_u": "subspace u", "gap_min": "gap ≥"}
+_COLUMNS |= {"weighted_v": "weighted v", "weighted_u": "weighted u", "gram_v": "Gram v", "gram_u": "Gram u"}
 _SHUFFLES = 2000
 # Fewer layers have too few orders for a shuffled level to mean anything.
 _MIN_LAYERS = 5
 
 
 @dataclass(frozen=True)
-class Heat:
+class LayerMap:
     """|cos| of the leading vectors of every layer with every other: rows and columns are `layers`."""
 
     stack: str
@@ -43,7 +40,7 @@ class Heat:
     subspace_u: torch.Tensor
 
 
-def summarise(rows: Sequence[dict[str, Any]], heats: Sequence[Heat]) -> list[dict[str, Any]]:
+def summarise(rows: Sequence[dict[str, Any]], heats: Sequence[LayerMap]) -> list[dict[str, Any]]:
     """One row per stack and role: the mean of each measure over the pairs where that measure is defined.
 
     `*_z` compares that mean with the closed-form null: z = (mean - null) sqrt(pairs) / sd. `*_shuffled` is
@@ -56,7 +53,7 @@ def summarise(rows: Sequence[dict[str, Any]], heats: Sequence[Heat]) -> list[dic
         groups.setdefault((row["stack"], row["role"]), []).append(row)
     by_role = {(heat.stack, heat.role): heat for heat in heats}
     summary = []
-    for (stack, role), members in sorted(groups.items(), key=lambda item: place(*item[0])):
+    for (stack, role), members in sorted(groups.items(), key=lambda item: role_order(*item[0])):
         defined = [row for row in members if row["defined"]]
         line: dict[str, Any] = {"stack": stack, "role": role, "pairs": len(members), "defined": len(defined)}
         for key, prefix in MEASURES.items():
@@ -78,19 +75,19 @@ def summarise(rows: Sequence[dict[str, Any]], heats: Sequence[Heat]) -> list[dic
     return summary
 
 
-def place(stack: str, role: str) -> tuple[str, int]:
+def role_order(stack: str, role: str) -> tuple[str, int]:
     """Sorting key: roles in the order a block uses them, stack by stack."""
     return stack, list(ROLES).index(role)
 
 
-def heats(measured: Sequence[Measured], k: int) -> list[Heat]:
+def heats(measured: Sequence[Measured], k: int) -> list[LayerMap]:
     """Every layer against every other, for each role with one matrix a layer (experts are left out)."""
     series: dict[tuple[Any, ...], list[Measured]] = {}
     for one in measured:
         if one.at is not None and one.part.expert is None and not undefined(one.at):
             key = (one.part.stack, one.part.role, one.part.shape, one.part.inner)
             series.setdefault(key, []).append(one)
-    found: dict[tuple[str, str], Heat] = {}
+    found: dict[tuple[str, str], LayerMap] = {}
     for (stack, role, *_), members in series.items():
         layers = tuple(int(one.part.layer or 0) for one in members)
         if len(set(layers)) < max(2, len(layers)):
@@ -98,11 +95,11 @@ def heats(measured: Sequence[Measured], k: int) -> list[Heat]:
         order = sorted(range(len(layers)), key=layers.__getitem__)
         ats = [members[i].at for i in order]
         maps = [_against([at.V_kN[:k] for at in ats if at]), _against([at.U_kM[:k] for at in ats if at])]
-        heat = Heat(stack, role, tuple(sorted(layers)), maps[0][0], maps[1][0], maps[0][1], maps[1][1])
+        heat = LayerMap(stack, role, tuple(sorted(layers)), maps[0][0], maps[1][0], maps[0][1], maps[1][1])
         # Of several shapes in one role (hybrid stacks) the longest series is drawn.
         if (stack, role) not in found or len(found[stack, role].layers) < len(layers):
             found[stack, role] = heat
-    return sorted(found.values(), key=lambda heat: place(heat.stack, heat.role))
+    return sorted(found.values(), key=lambda heat: role_order(heat.stack, heat.role))
 
 
 def shuffle(C_LL: torch.Tensor, seed: int = 0) -> tuple[float, float | None] | None:
@@ -126,3 +123,12 @@ def _against(vectors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def columns_and_formats(summary: Sequence[dict[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Columns of the summary table and their formats; those without a value are left out."""
+    columns = {key: head for key, head in _COLUMNS.items() if any(line.get(key) is not None for line in summary)}
+    if len({line["stack"] for line in summary}) == 1:
+        columns.pop("stack", None)
+    bars = {key: Bar(null=f"{prefix}_null") for key, prefix in MEASURES.items() if key in columns}
+    return columns, bars | {"v1_z": "+.1f", "u1_z": "+.1f", "gap_min": ".3f"}

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from gnomon import anatomy
 from gnomon.anatomy import Pair, Part
-from gnomon.continuity.one_pass import wanted
 from gnomon.continuity.pair_measures import undefined
 from gnomon.errors import UserError
 from gnomon.geometry import subspace
@@ -37,9 +36,9 @@ class Tracker:
     >>> tracker = Tracker(model, every=100)
     >>> for step, batch in enumerate(batches):
     ...     loss(model(batch)).backward()
-    ...     tracker.gradients(step)                   # after backward, before clipping and the optimizer
+    ...     tracker.before_step(step)                 # after backward, before clipping and the optimizer
     ...     optimizer.step(); optimizer.zero_grad()
-    ...     record.update(tracker.weights(step))      # {} unless the schedule asks
+    ...     record.update(tracker.after_step(step))   # {} unless the schedule asks
 
     A record maps each series to `{"text.3.query": value, …}`, the layer being the first of the pair; pairs whose
     leading vectors are not defined are left out. It is plain JSON.
@@ -74,11 +73,9 @@ class Tracker:
         self.every, self.reference = every, reference
         found = anatomy.read(model, config)
         chosen = set(roles) if roles is not None else None
-        parts = [part for part in wanted(found) if chosen is None or part.role in chosen]
-        known = set(parts)
-        self._pairs = [pair for pair in found.pairs() if pair.first in known and pair.second in known]
+        self._pairs = [pair for pair in found.layer_pairs() if chosen is None or pair.first.role in chosen]
         if not self._pairs:
-            names = ", ".join(sorted({part.role for part in wanted(found)})) or "none"
+            names = ", ".join(sorted({part.role for part in found.layer_matrices()})) or "none"
             raise UserError(f"there are no neighbouring matrices to watch (roles found: {names})")
         self._parts = list(dict.fromkeys(part for pair in self._pairs for part in (pair.first, pair.second)))
         parameters = dict(model.named_parameters())
@@ -95,21 +92,21 @@ class Tracker:
         return step % self.every == 0
 
     @torch.no_grad()
-    def gradients(self, step: int) -> None:
-        """Take this step's gradients in; call between backward and the optimizer."""
+    def before_step(self, step: int) -> Series:
+        """Take this step's gradients in; call between backward and the optimizer. {}: `after_step` tells what was found."""
         grads = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         for name, grad in grads.items() if self._accumulate else ():
             if name not in self._sum:
                 self._sum[name] = torch.zeros_like(grad, dtype=torch.float32)
             self._sum[name].add_(grad)
-        if not self.due(step):
-            return
-        self._pending = self._neighbours("gradient", self._leading(grads))
-        if self._accumulate:
-            self._pending |= self._neighbours("accumulated", self._leading(self._sum))
+        if self.due(step):
+            self._pending = self._neighbours("gradient", self._leading(grads))
+            if self._accumulate:
+                self._pending |= self._neighbours("accumulated", self._leading(self._sum))
+        return {}
 
     @torch.no_grad()
-    def weights(self, step: int) -> Series:
+    def after_step(self, step: int) -> Series:
         """Everything measured at this step; call after the optimizer. Empty unless the schedule asks."""
         if not self.due(step):
             return {}

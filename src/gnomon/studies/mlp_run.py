@@ -104,11 +104,11 @@ def train(recipe: MLPRecipe, folder: Path) -> dict[str, Any]:
             loss.backward()
             if not math.isfinite(loss.item()):
                 break
-            tracker.gradients(step)
+            tracker.before_step(step)
             due = step % recipe.track_every == 0
             if step < recipe.steps:
                 optimizer.step()
-            record = tracker.weights(step)
+            record = tracker.after_step(step)
             if due or step == recipe.steps:
                 model.eval()
                 with torch.no_grad():

@@ -108,7 +108,7 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str], ranks: Ranks, dev
             optim.zero_grad(set_to_none=True)
             loss = backward(loss_fn, model, x_BT.split(micro), y_BT.split(micro), cast, ranks)
             if tracker is not None:
-                tracker.gradients(step)
+                tracker.before_step(step)
             norm = grad_norm(model)
             # One wait for the device a step: the price of never applying a bad update.
             loss_now, norm_now, stopping = ranks.agree(loss, norm, stopped())
@@ -138,7 +138,7 @@ def _train(recipe: Recipe, folder: Path, sinks: Sequence[str], ranks: Ranks, dev
                     record |= probe(model, probe_tokens)
                 record |= probe_weights(model, parts, optim)
             if tracker is not None:
-                record |= tracker.weights(step)
+                record |= tracker.after_step(step)
             record["seconds"] = round(time.monotonic() - started, 3)
             if due(step, watch.log_every) or record.keys() & {"val_loss", "angle", "change"}:
                 record["tokens_per_second"] = round(counted / training, 1)
