@@ -5,53 +5,38 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gnomon import plugin
+from gnomon.lazy import lazy
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
+    from gnomon.continuity.inspector import inspect  # noqa: F401
+    from gnomon.continuity.tracker import Tracker  # noqa: F401
+    from gnomon.errors import UserError  # noqa: F401
+    from gnomon.geometry.manifolds import DGram, Euclidean, Oblique, Stiefel  # noqa: F401
+    from gnomon.optim import ManifoldMuon, Rule, assign  # noqa: F401
 
 __version__ = "0.1.0"
 
-# Public name -> the module that defines it. A name equal to the module's last part is the module itself.
-_EXPORTS = {
-    "geometry": "gnomon.geometry",
-    "residual": "gnomon.residual",
-    "models": "gnomon.models",
-    "data": "gnomon.data",
-    "train": "gnomon.train",
-    "anatomy": "gnomon.anatomy",
-    "optim": "gnomon.optim",
-    "continuity": "gnomon.continuity",
-    "checkpoints": "gnomon.checkpoints",
-    "evaluation": "gnomon.evaluation",
-    "report": "gnomon.report",
-    "studies": "gnomon.studies",
-    "Stiefel": "gnomon.geometry.manifolds",
-    "DGram": "gnomon.geometry.manifolds",
-    "Oblique": "gnomon.geometry.manifolds",
-    "Euclidean": "gnomon.geometry.manifolds",
-    "Rule": "gnomon.optim",
-    "assign": "gnomon.optim",
-    "ManifoldMuon": "gnomon.optim",
-    "inspect": "gnomon.continuity",
-    "Tracker": "gnomon.continuity",
-    "UserError": "gnomon.errors",
+_ROOMS = (
+    "geometry", "residual", "models", "data", "train", "anatomy", "optim", "continuity", "checkpoints", "evaluation",
+    "report", "studies",
+)  # fmt: skip
+_EXPORTS = {room: room for room in _ROOMS} | {
+    "Stiefel": "geometry.manifolds",
+    "DGram": "geometry.manifolds",
+    "Oblique": "geometry.manifolds",
+    "Euclidean": "geometry.manifolds",
+    "Rule": "optim",
+    "assign": "optim",
+    "ManifoldMuon": "optim",
+    "inspect": "continuity",
+    "Tracker": "continuity",
+    "UserError": "errors",
 }
 
 __all__ = [*_EXPORTS, "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'gnomon' has no attribute {name!r}")
-    module = importlib.import_module(_EXPORTS[name])
-    value = module if module.__name__ == f"gnomon.{name}" else getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+__getattr__, __dir__ = lazy(__name__, _EXPORTS)
 
 plugin.watch()

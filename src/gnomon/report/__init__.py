@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gnomon.lazy import lazy
 
 _EXPORTS = {
     "table": "tables", "show": "tables", "markdown": "tables", "csv": "tables", "Bar": "tables",
@@ -15,15 +14,4 @@ _EXPORTS = {
 }
 
 __all__ = list(_EXPORTS)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'gnomon.report' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"gnomon.report.{_EXPORTS[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(__name__, _EXPORTS)
