@@ -9,8 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.data import Mixture, Tokens, TokenWriter, batch, frequencies, mix, open_tokens, slices, tokenizer, train_val
-from gnomon.data.mixture import BLOCK, terms
+from gnomon.data import (
+    Mixture,
+    Tokens,
+    TokenWriter,
+    batch,
+    frequencies,
+    mix,
+    open_tokens,
+    open_train_val,
+    slices,
+    tokenizer,
+)
+from gnomon.data.mixture import BLOCK, parse_mixture
 from gnomon.errors import UserError
 
 BYTE = tokenizer("byte")
@@ -101,7 +112,7 @@ def test_a_mixture_is_a_line_of_text(tmp_path):
     assert isinstance(tokens, Mixture) and tokens.counts == (750, 250) and len(tokens) == 2500
     assert (tokens.vocab_size, tokens.tokenizer) == (257, "byte")
     assert tokens.name == f"0.75*{tmp_path}/a-*.bin + 0.25*{tmp_path}/b.bin"
-    train, val = train_val(f"3*{tmp_path}/a-1.bin + 1*{tmp_path}/b.bin", fraction=0.1)
+    train, val = open_train_val(f"3*{tmp_path}/a-1.bin + 1*{tmp_path}/b.bin", fraction=0.1)
     assert [len(part) for part in (*train.sources, *val.sources)] == [900, 450, 100, 50]
     x_NT, _ = slices(val, context=4, count=12)
     assert BYTE.decode(x_NT[:, 0]) == "a" * 9 + "b" * 3  # as training weighs them
@@ -115,7 +126,7 @@ def test_a_path_that_exists_is_a_path(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_mixed_is_explained(tmp_path):
-    assert terms("out/a + b") == [] and terms("2*x") == [(2.0, "x")]
+    assert parse_mixture("out/a + b") == [] and parse_mixture("2*x") == [(2.0, "x")]
     with pytest.raises(UserError, match="half a mixture"):
         open_tokens("0.5*jargon + jargon")
     with pytest.raises(UserError, match="nowhere"):

@@ -19,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnomon.data import open_tokens, prepare, tokenizer, train_bpe, train_val
+from gnomon.data import open_tokens, open_train_val, prepare, tokenizer, train_bpe
 from gnomon.data import tokenwriter as writing
-from gnomon.data.hub import _articles
-from gnomon.data.local import LocalFiles, find
+from gnomon.data.local_source import LocalFiles, find
+from gnomon.data.wikitext import split_articles
 from gnomon.errors import UserError
 
 BYTE = tokenizer("byte")
@@ -67,7 +67,7 @@ def test_every_kind_of_file_gives_the_same_tokens(tmp_path, make, suffix):
     paths = prepare(source, tmp_path / "out", tokenizer="byte", val_fraction=0.1, shard_tokens=300)
     held_out = DOCUMENTS[9::10]
     kept = [text for i, text in enumerate(DOCUMENTS) if i % 10 != 9]
-    train, val = train_val(tmp_path / "out")
+    train, val = open_train_val(tmp_path / "out")
     assert train[:].tolist() == expected(kept) and val[:].tolist() == expected(held_out)
     assert (train.tokenizer, train.vocab_size) == ("byte", 257)
     names = [path.name for path in paths]
@@ -105,7 +105,7 @@ def test_a_text_file_is_kept_to_the_byte_and_long_ones_are_cut_safely(tmp_path, 
     assert open_tokens(tmp_path / "out")[:].tolist() == [gpt2.end_of_text, *gpt2.encode(text[1:]).tolist()]
     said = capsys.readouterr().err
     assert "about 130k tokens" in said and "no validation shard" in said
-    train, val = train_val(tmp_path / "out", fraction=0.1)
+    train, val = open_train_val(tmp_path / "out", fraction=0.1)
     assert len(val) == round(0.1 * (len(train) + len(val)))
 
 
@@ -123,7 +123,7 @@ def test_a_tokenizer_of_ones_own_travels_with_the_shards(tmp_path):
 def test_a_limit_counts_all_tokens(tmp_path):
     source = jsonl(tmp_path / "a.jsonl")
     prepare(source, tmp_path / "out", tokenizer="byte", val_fraction=0.1, limit=500, shard_tokens=200)
-    train, val = train_val(tmp_path / "out")
+    train, val = open_train_val(tmp_path / "out")
     assert (len(train), len(val)) == (450, 50)
     kept = [text for i, text in enumerate(DOCUMENTS) if i % 10 != 9]
     assert train[:].tolist() == expected(kept)[:450] and val[:].tolist() == expected(DOCUMENTS[9::10])[:50]
@@ -332,7 +332,7 @@ def test_sets_of_the_hub_are_streamed(tmp_path, hub, name, path):
     files["train"] = parquet(tmp_path / "t.parquet")
     prepare(name, tmp_path / "out", tokenizer="byte", limit=600)
     assert asked[0][0] == path and asked[0][2] == "train"
-    train, val = train_val(tmp_path / "out")
+    train, val = open_train_val(tmp_path / "out")
     assert val[:].tolist() == expected(DOCUMENTS[:1])[:6]  # with so small a limit, one document is held out
     assert train[:].tolist() == expected(DOCUMENTS[1:])[:594]
     assert json.loads((tmp_path / "out" / "train_000001.bin.json").read_text())["source"] == name
@@ -356,7 +356,7 @@ def test_wikitext_has_articles_and_a_validation_of_its_own(tmp_path, hub):
     files["train"] = parquet(tmp_path / "t.parquet", one + two)
     files["validation"] = parquet(tmp_path / "v.parquet", two)
     prepare("wikitext-103", tmp_path / "out", tokenizer="byte")
-    train, val = train_val(tmp_path / "out")
+    train, val = open_train_val(tmp_path / "out")
     assert train[:].tolist() == expected(["".join(one), "".join(two)])
     assert val[:].tolist() == expected(["".join(two)])
     assert asked == [("Salesforce/wikitext", "wikitext-103-raw-v1", split) for split in ("validation", "train")]
@@ -368,7 +368,7 @@ def test_the_articles_of_wikitext_are_found():
         pytest.skip("the development data is not there")
     for name in ("valid", "test"):
         with open(folder / f"{name}.txt", encoding="utf-8") as lines:
-            assert len(list(_articles(lines))) == 60  # as its authors say (arXiv 1609.07843, table 1)
+            assert len(list(split_articles(lines, after_blank=True))) == 60  # as its authors say (arXiv 1609.07843, table 1)
 
 
 def test_a_failing_network_says_what_to_do(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gnomon.data import CITATION, jargon, tokenizer, train_bpe
 from gnomon.data.corpus import packaged
-from gnomon.data.sources import _CUT, PIECE, cut
+from gnomon.data.sources import _CUT, PIECE_CHARS, cut_text
 from gnomon.data.tokenizers import END_OF_TEXT, gpt2_vocabulary
 from gnomon.errors import UserError
 
@@ -121,9 +121,9 @@ def test_bytes_are_utf8():
 @pytest.mark.parametrize("name", ["byte", "gpt2"])
 @pytest.mark.parametrize("word", ["word ", "日本 ", "x", " ", "a  b\n", "it's. "])
 def test_pieces_are_tokenised_like_the_whole(name, word):
-    text = (word * (5 * PIECE // len(word)))[: 4 * PIECE + 77]
-    pieces = list(cut(text))
-    assert "".join(pieces) == text and len(pieces) > 1 and max(map(len, pieces)) <= 2 * PIECE
+    text = (word * (5 * PIECE_CHARS // len(word)))[: 4 * PIECE_CHARS + 77]
+    pieces = list(cut_text(text))
+    assert "".join(pieces) == text and len(pieces) > 1 and max(map(len, pieces)) <= 2 * PIECE_CHARS
     if " " in word.strip("\n") and word.strip():  # there is a place to cut
         opened = tokenizer(name)
         assert np.array_equal(np.concatenate(opened.encode_many(pieces)), opened.encode(text))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.data import Tokens, TokenWriter, jargon, open_tokens, split, tokenizer, train_bpe, train_val
+from gnomon.data import Tokens, TokenWriter, jargon, open_tokens, open_train_val, split, tokenizer, train_bpe
 from gnomon.data.tokens import Joined
 from gnomon.errors import UserError
 
@@ -197,9 +197,9 @@ def test_a_folder_gives_its_training_shards_and_its_validation(tmp_path):
         8,
         9,
     ]
-    train, val = train_val(tmp_path)
+    train, val = open_train_val(tmp_path)
     assert train[:].tolist() == [4, 5, 6, 7, 8, 9] and val[:].tolist() == [1, 2, 3]
-    train, val = train_val(tmp_path / "train_000001.bin", fraction=0.25)
+    train, val = open_train_val(tmp_path / "train_000001.bin", fraction=0.25)
     assert train[:].tolist() == [4, 5, 6] and val[:].tolist() == [7]
     write(tmp_path / "train_000003.bin", [1], train_bpe(["text"], 257))
     with pytest.raises(UserError, match="cannot be read as one"):

@@ -36,8 +36,12 @@ TEXT = """
 """
 
 
+def articles() -> list[str]:
+    return ["\n".join(lines) for lines in wikitext.split_articles(TEXT.split("\n"))]
+
+
 def test_articles_are_those_of_lm_eval():
-    found = wikitext.split_articles(TEXT)
+    found = articles()
     assert [article.strip().split("\n")[0].strip() for article in found] == [
         "= Robert the Robot =",
         "= A =",
@@ -48,7 +52,7 @@ def test_articles_are_those_of_lm_eval():
 
 def test_spelling_and_words_are_those_of_lm_eval():
     theirs = pytest.importorskip("lm_eval.tasks.wikitext.preprocess_wikitext")
-    for article in [TEXT, *wikitext.split_articles(TEXT), "'' s '", "( ( a ) )", ' " " " ']:
+    for article in [TEXT, *articles(), "'' s '", "( ( a ) )", ' " " " ']:
         assert wikitext.detokenised(article) == theirs.wikitext_detokenizer({"page": article})
         scores = theirs.process_results({"page": article}, (-1.0,))
         assert scores["word_perplexity"] == (-1.0, wikitext.words(article))
@@ -68,7 +72,7 @@ def test_perplexities_are_those_of_lm_eval_s_task(tiny_run, tmp_path, suffix):
     assert (printed["text"], bare["text"], printed["articles"]) == ("detokenised", "as it is", 3)
 
     model, tokenizer, _ = evaluation.load(tiny_run, "cpu")
-    docs = [{"page": page} for page in wikitext.split_articles(TEXT)]
+    docs = [{"page": page} for page in articles()]
     requests = [Instance("loglikelihood_rolling", doc, (theirs.wikitext_detokenizer(doc),), 0) for doc in docs]
     scores = [
         theirs.process_results(doc, (score,))
@@ -77,7 +81,7 @@ def test_perplexities_are_those_of_lm_eval_s_task(tiny_run, tmp_path, suffix):
     for key in ("word_perplexity", "bits_per_byte"):
         mean = -sum(s[key][0] for s in scores) / sum(s[key][1] for s in scores)
         assert printed[key] == pytest.approx(math.exp(mean) if key == "word_perplexity" else mean / math.log(2))
-    spelled = [wikitext.detokenised(article) for article in wikitext.split_articles(TEXT)]
+    spelled = [wikitext.detokenised(article) for article in articles()]
     assert printed["tokens"] == sum(len(text.encode()) for text in spelled) < bare["tokens"]
     assert printed["loss"] == pytest.approx(math.log(printed["perplexity"]))
 
@@ -95,17 +99,17 @@ def test_sets_of_the_hub_are_joined_as_the_file_is(tiny_run, monkeypatch):
 
     def load_dataset(*arguments, **settings):
         asked.append((arguments, settings))
-        return {"text": [line + "\n" if line.strip() else "" for line in TEXT[:-1].split("\n")]}
+        return [{"text": line + "\n" if line.strip() else ""} for line in TEXT[:-1].split("\n")]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert "".join(wikitext.articles("wikitext-103")) == "".join(wikitext.split_articles(TEXT))
-    assert asked == [(("Salesforce/wikitext", "wikitext-103-raw-v1"), {"split": "test"})]
+    assert "".join(wikitext.articles("wikitext-103")) == "".join(articles())
+    assert asked == [(("Salesforce/wikitext", "wikitext-103-raw-v1"), {"split": "test", "streaming": False})]
 
     def fails(*_, **__):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", fails)
-    with pytest.raises(UserError, match="wikitext-2 from the hub failed: ConnectionError: no route"):
+    with pytest.raises(UserError, match="wikitext-2-raw-v1 from the hub failed: ConnectionError: no route"):
         evaluation.wikitext(tiny_run, "wikitext-2")
 
 

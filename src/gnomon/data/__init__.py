@@ -12,7 +12,7 @@ from gnomon.data.batches import NO_TARGET, batch, chunks_per_epoch, frequencies,
 from gnomon.data.corpus import CITATION, jargon
 from gnomon.data.mixture import Mixture, mix
 from gnomon.data.mnist import mnist
-from gnomon.data.opening import open_tokens, split, train_val
+from gnomon.data.opening import open_tokens, open_train_val, split
 from gnomon.data.prepare import prepare
 from gnomon.data.tokenizers import Tokenizer, tokenizer, train_bpe
 from gnomon.data.tokens import Tokens
@@ -37,5 +37,5 @@ __all__ = [
     "split",
     "tokenizer",
     "train_bpe",
-    "train_val",
+    "open_train_val",
 ]

@@ -1,12 +1,11 @@
 """Which tokens step s trains on: a pure function of (seed, step), whatever the number of processes.
 
-An epoch cuts the tokens into chunks of `context` tokens that do not overlap, from an offset of its own, and
-visits each chunk once in an order of its own. Sample g of the run (g = step · batch + row) is chunk order[g
-mod n] of epoch g div n. Nothing is remembered between steps, so a run resumed at step s, or on another
-number of processes, sees what the uninterrupted run would have seen.
+An epoch cuts the tokens into chunks of `context` tokens that do not overlap, from an offset of its own, and visits each
+chunk once in an order of its own. Sample g of the run (g = step · batch + row) is chunk order[g mod n] of epoch g div n.
+Nothing is remembered between steps, so a run resumed at step s, or on another number of processes, sees what the
+uninterrupted run would have seen.
 
-With boundaries="respect" the chunks are the rows of `documents`; in a `Mixture` each source counts its own
-samples.
+With boundaries="respect" the chunks are the rows of `documents`; in a `Mixture` each source counts its own samples.
 
 B batch (of all processes), T context, N number of validation windows.
 """
@@ -17,7 +16,7 @@ import functools
 
 import numpy as np
 
-from gnomon.data.documents import documents
+from gnomon.data.documents import document_rows
 from gnomon.data.mixture import BLOCK, Mixture
 from gnomon.data.tokens import Tokens
 from gnomon.errors import UserError, check_name
@@ -46,13 +45,13 @@ def batch(
         seed, step: non-negative; together they determine the global batch.
         batch: rows of the global batch B, a multiple of `world`.
         context: tokens per row T.
-        rank, world: this process and their number; rank r gets rows r·B/world and following, so the parts of
-            all ranks, one after the other, are the global batch.
+        rank, world: this process and their number; rank r gets rows r·B/world and following, so the parts of all ranks,
+            one after the other, are the global batch.
         boundaries: "ignore" cuts rows anywhere; "respect" gives each row tokens of one document only.
 
     Returns:
-        x_BT and y_BT, int64, shape (batch / world, context); y is x one token later, or NO_TARGET (-100) after
-        the end of a respected document.
+        x_BT and y_BT, int64, shape (batch / world, context); y is x one token later, or NO_TARGET (-100) after the end of
+        a respected document.
 
     Raises:
         UserError: too few tokens, a batch that does not divide, or an id outside the vocabulary.
@@ -66,11 +65,11 @@ def batch(
     samples_B = np.arange(rows) + step * batch + rank * rows
     if isinstance(tokens, Tokens):
         return _rows(tokens, seed, 0, samples_B, context, boundaries)
-    source_B, place_B = tokens.deal(samples_B, seed)
+    source_B, index_B = tokens.deal(samples_B, seed)
     x_BT, y_BT = np.empty((2, rows, context), np.int64)
     for stream, source in enumerate(tokens.sources):
         here = source_B == stream
-        x_BT[here], y_BT[here] = _rows(source, seed, stream, place_B[here], context, boundaries)
+        x_BT[here], y_BT[here] = _rows(source, seed, stream, index_B[here], context, boundaries)
     return x_BT, y_BT
 
 
@@ -78,7 +77,7 @@ def _rows(
     tokens: Tokens, seed: int, stream: int, samples_B: np.ndarray, context: int, boundaries: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets of the samples numbered `samples_B` of one source."""
-    rows = documents(tokens, context) if boundaries == "respect" else None
+    rows = document_rows(tokens, context) if boundaries == "respect" else None
     chunks, spare = _grid(tokens, context) if rows is None else (rows.rows, 0)
     chunk_B, offset_B = np.empty_like(samples_B), np.empty_like(samples_B)
     for epoch in np.unique(samples_B // chunks).tolist():
@@ -130,13 +129,11 @@ def frequencies(tokens: Tokens | Mixture, vocab_size: int, at_most: int = 10_000
 
 def chunks_per_epoch(tokens: Tokens, context: int, boundaries: str = "ignore") -> int:
     """How many rows of `context` tokens one epoch has: as many as fit at every offset (at least one)."""
-    return _grid(tokens, context)[0] if boundaries == "ignore" else documents(tokens, context).rows
+    return _grid(tokens, context)[0] if boundaries == "ignore" else document_rows(tokens, context).rows
 
 
 def _grid(tokens: Tokens, context: int) -> tuple[int, int]:
-    """(chunks per epoch, largest offset). The number is the same at every offset, so that an epoch begins at
-    a
-    multiple of it."""
+    """(chunks per epoch, largest offset). The number is the same at every offset: an epoch begins at a multiple of it."""
     if context < 1:
         raise UserError(f"the context must be at least one token, not {context}")
     if len(tokens) <= context:
@@ -153,8 +150,7 @@ def _grid(tokens: Tokens, context: int) -> tuple[int, int]:
 def _epoch(seed: int, epoch: int, chunks: int, spare: int, stream: int = 0) -> tuple[int, np.ndarray]:
     """(offset, order of the chunks) of one epoch of source number `stream`.
 
-    From the raw stream of Philox, which numpy keeps for ever; its shuffles may change between versions (NEP
-    19).
+    From the raw stream of Philox, which numpy keeps for ever; its shuffles may change between versions (NEP 19).
     """
     key = np.array([seed, epoch], np.uint64)
     # Sources of one mixture have the same key and far-off counters.

@@ -1,8 +1,8 @@
 """A job that turns a source into shards and can be killed at any moment.
 
-`out/prepare.json` says, for each part (val, train), which shards are finished and where in the stream of
-pieces the next one begins. It is written after each shard, so a restarted job reads the source again up to
-that place and goes on; its files are byte for byte those of a job that was never stopped.
+`out/prepare.json` says, for each part (val, train), which shards are finished and where in the stream of pieces the next
+one begins. It is written after each shard, so a restarted job reads the source again up to there and goes on; its files
+are byte for byte those of a job that was never stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.data.sources import Piece, Source
+from gnomon.data.sources import Source, TextPiece
 from gnomon.data.tokenizers import BPETokenizer, Tokenizer
 from gnomon.data.tokenwriter import TokenWriter
 from gnomon.data.workers import encoded
@@ -32,7 +32,7 @@ _BATCH = 1 << 22
 
 
 @dataclass(frozen=True)
-class Part:
+class PartState:
     """How far one part (val, train) is.
 
     Attributes:
@@ -50,7 +50,7 @@ class Part:
     done: bool = False
 
 
-class Job:
+class Conversion:
     """One folder of shards in the making."""
 
     def __init__(self, out: Path, source: Source, tokenizer: Tokenizer, shard_tokens: int, workers: int = 1):
@@ -70,15 +70,15 @@ class Job:
                 return False
         if strangers := sorted(self.out.glob("*.bin")):
             raise UserError(f"{strangers[0]} is there already, and no {STATE} lists it. Choose a new folder.")
-        if isinstance(self._tokenizer, BPETokenizer) and recorded(self._tokenizer) == "tokenizer.json":
+        if isinstance(self._tokenizer, BPETokenizer) and portable_name(self._tokenizer) == "tokenizer.json":
             self._tokenizer.save(self.out / "tokenizer.json")
-        self._state = {"settings": settings, "val": Part(), "train": Part()}
-        self._save("val", Part())
+        self._state = {"settings": settings, "val": PartState(), "train": PartState()}
+        self._save("val", PartState())
         return True
 
-    def run(self, name: str, limit: int | None) -> Part:
+    def run(self, name: str, limit: int | None) -> PartState:
         """Bring the part `name` ("val" or "train") to its end, from wherever it stands."""
-        part: Part = self._state[name]
+        part: PartState = self._state[name]
         left = math.inf if limit is None else limit - part.tokens
         if part.done or not left:
             return part
@@ -87,21 +87,21 @@ class Job:
         writer: TokenWriter | None = None
         with Progress(what, total, unit, done=part.position if limit is None else part.tokens) as progress:
             try:
-                for ids, place, full in _cut(self._tokens(name, part.piece), part, self._shard_tokens, left):
+                for ids, resume_at, full in _cut_into_shards(self._tokens(name, part.piece), part, self._shard_tokens, left):
                     writer = writer or self._writer(name, part)
                     writer.append(ids)
-                    step = place["position"] - progress.done if limit is None else len(ids)
+                    step = resume_at["position"] - progress.done if limit is None else len(ids)
                     progress.advance(step, note=writer.path.name)
                     if full:
-                        part, writer = self._finish(name, part, writer, place), None
+                        part, writer = self._finish(name, part, writer, resume_at), None
                 if writer:
-                    part, writer = self._finish(name, part, writer, place), None
+                    part, writer = self._finish(name, part, writer, resume_at), None
             finally:
                 if writer:
                     writer.abort()
         return self._save(name, replace(part, done=True))
 
-    def _tokens(self, name: str, first: int) -> Iterator[tuple[int, Piece, np.ndarray]]:
+    def _tokens(self, name: str, first: int) -> Iterator[tuple[int, TextPiece, np.ndarray]]:
         """(index, piece, ids) of the part's pieces from number `first` on, in order."""
         pieces = itertools.islice(enumerate(self._source.pieces(name)), first, None)
         end = np.array([self._tokenizer.end_of_text], self._tokenizer.dtype)
@@ -111,29 +111,29 @@ class Job:
                 for (index, piece), bare in zip(batch, ids):
                     yield index, piece, np.concatenate([end, bare]) if piece.opens else bare
 
-    def _writer(self, name: str, part: Part) -> TokenWriter:
+    def _writer(self, name: str, part: PartState) -> TokenWriter:
         # The first shard is the validation's, number 0; training counts from 1, as in modded-nanogpt's sets.
         number = len(part.shards) + (name == "train")
         path = self.out / f"{name}_{number:06d}.bin"
-        return TokenWriter(path, self._tokenizer, source=self._source.name, recorded=recorded(self._tokenizer))
+        return TokenWriter(path, self._tokenizer, source=self._source.name, recorded=portable_name(self._tokenizer))
 
-    def _finish(self, name: str, part: Part, writer: TokenWriter, place: dict[str, Any]) -> Part:
+    def _finish(self, name: str, part: PartState, writer: TokenWriter, resume_at: dict[str, Any]) -> PartState:
         path = writer.close()
         shards = (*part.shards, path.name)
-        return self._save(name, replace(part, shards=shards, tokens=part.tokens + writer.count, **place))
+        return self._save(name, replace(part, shards=shards, tokens=part.tokens + writer.count, **resume_at))
 
-    def _save(self, name: str, part: Part) -> Part:
+    def _save(self, name: str, part: PartState) -> PartState:
         self._state[name] = part
         parts = {each: asdict(self._state[each]) for each in ("val", "train")}
         write_json(self.out / STATE, {**self._state, **parts})
         return part
 
 
-def _cut(
-    stream: Iterable[tuple[int, Piece, np.ndarray]], part: Part, shard_tokens: int, left: float
+def _cut_into_shards(
+    stream: Iterable[tuple[int, TextPiece, np.ndarray]], part: PartState, shard_tokens: int, left: float
 ) -> Iterator[tuple[np.ndarray, dict[str, Any], bool]]:
     """The ids of a stream that starts with `part.piece`, cut where a shard is full, at most `left` of them:
-    (ids, the place in the stream after them, whether they fill a shard)."""
+    (ids, where in the stream to resume after them, whether they fill a shard)."""
     room = shard_tokens
     for index, piece, ids in stream:
         used = part.skip if index == part.piece else 0
@@ -146,7 +146,7 @@ def _cut(
                 return
 
 
-def _batches(pieces: Iterable[tuple[int, Piece]]) -> Iterator[list[tuple[int, Piece]]]:
+def _batches(pieces: Iterable[tuple[int, TextPiece]]) -> Iterator[list[tuple[int, TextPiece]]]:
     batch, size = [], 0
     for numbered in pieces:
         batch.append(numbered)
@@ -158,7 +158,7 @@ def _batches(pieces: Iterable[tuple[int, Piece]]) -> Iterator[list[tuple[int, Pi
         yield batch
 
 
-def recorded(tokenizer: Tokenizer) -> str:
+def portable_name(tokenizer: Tokenizer) -> str:
     """The name in the sidecars: one that opens the tokenizer wherever the folder is moved to."""
     return tokenizer.name if tokenizer.name in ("byte", "gpt2") else "tokenizer.json"
 
@@ -168,8 +168,8 @@ def _read_state(path: Path) -> dict[str, Any]:
         state = read_json(path)
         state = {
             "settings": state["settings"],
-            "val": Part(**state["val"]),
-            "train": Part(**state["train"]),
+            "val": PartState(**state["val"]),
+            "train": PartState(**state["train"]),
         }
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}). Remove the folder and start again.") from error

@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from gnomon.data.tokenizers import tokenizer as named_tokenizer
+from gnomon.data.tokenizers import tokenizer as open_tokenizer
 from gnomon.data.tokens import Joined, Tokens
 from gnomon.errors import UserError
 
@@ -19,7 +19,7 @@ from gnomon.errors import UserError
 _STRETCH = 1 << 24
 
 
-class Documents:
+class DocumentRows:
     """The rows of a row of tokens.
 
     Attributes:
@@ -33,8 +33,8 @@ class Documents:
     def __init__(self, tokens: Tokens, context: int):
         if tokens.tokenizer is None:
             raise UserError(f"{tokens.name} does not say which tokenizer made it, so documents cannot be told apart")
-        self.end_of_text = named_tokenizer(tokens.tokenizer).end_of_text
-        starts_D = _places(tokens.array, self.end_of_text)
+        self.end_of_text = open_tokenizer(tokens.tokenizer).end_of_text
+        starts_D = _positions_of(tokens.array, self.end_of_text)
         if not len(starts_D):
             raise UserError(
                 f"{tokens.name} has no end-of-text id ({self.end_of_text}): it is one document. "
@@ -55,7 +55,7 @@ class Documents:
         return self._starts_D[document_B] + offset_B, np.minimum(self._length_D[document_B] - offset_B, self._context)
 
 
-def _places(array: np.ndarray | Joined, id: int) -> np.ndarray:
+def _positions_of(array: np.ndarray | Joined, id: int) -> np.ndarray:
     found = [
         np.flatnonzero(np.asarray(array[start : start + _STRETCH]) == id) + start
         for start in range(0, len(array), _STRETCH)
@@ -64,6 +64,6 @@ def _places(array: np.ndarray | Joined, id: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=16)
-def documents(tokens: Tokens, context: int) -> Documents:
+def document_rows(tokens: Tokens, context: int) -> DocumentRows:
     """The rows of `tokens`; the search for end-of-text ids reads them once and is remembered."""
-    return Documents(tokens, context)
+    return DocumentRows(tokens, context)

@@ -1,105 +1,33 @@
-"""Text from the data sets of the papers, streamed from the Hugging Face hub through `datasets`.
-
-Only plain iteration from the beginning is used: resuming a streamed set by its own state has silently
-restarted or skipped data (huggingface/datasets issues 8308, 7901, 8408).
-"""
+"""Data sets of the Hugging Face hub, through the library `datasets` of the extra `data`."""
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from gnomon.data.local import text_of
-from gnomon.data.sources import Piece, Source, document
 from gnomon.errors import UserError
 
-# After an empty line, " = Title = " begins an article of WikiText; " = = Section = = " does not.
-_ARTICLE = re.compile(r" = [^=\s].*[^=\s] = \n?$| = [^=\s] = \n?$")
 
+def load_rows(path: str, config: str | None = None, *, split: str, streaming: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of a split, in order.
 
-@dataclass(frozen=True)
-class HubSet:
-    """A set by name; documents and GPT-2 tokens of its training split (about)."""
+    Args:
+        path, config: the set's name on the hub and which of its versions.
+        streaming: read it as it comes, in place of downloading it whole first.
 
-    path: str
-    config: str | None
-    documents: int
-    tokens: float
-    validation: str | None = None  # a split of its own
-    articles: bool = False  # rows are lines; documents are articles
-
-
-HUB = {
-    "openwebtext": HubSet("Skylion007/openwebtext", None, 8_013_769, 9.04e9),
-    "fineweb-edu": HubSet("HuggingFaceFW/fineweb-edu", "sample-10BT", 9_672_101, 9.9e9),
-    "wikitext-103": HubSet("Salesforce/wikitext", "wikitext-103-raw-v1", 28_475, 1.2e8, "validation", articles=True),
-}
-
-
-class HubSource(Source):
-    """Validation is the set's own validation split, or else its first documents."""
-
-    unit = "docs"
-
-    def __init__(self, name: str, field: str, val_fraction: float, limit: int | None):
-        self._set, self._field, self.name = HUB[name], field, name
-        share = min(1.0, limit / self._set.tokens) if limit else 1.0
-        # One document at least: a limited run must not read (and skip) a hundredth of the whole set first.
-        wanted = max(1, int(self._set.documents * val_fraction * share)) if val_fraction else 0
-        self._held_out = 0 if self._set.validation else wanted
-        self._no_validation = not val_fraction
-        self.identity = {"set": self._set.path, "config": self._set.config, "held_out": self._held_out}
-        self.tokens = self._set.tokens
-
-    def total(self, part: str) -> float | None:
-        if part == "val":
-            return None if self._set.validation else self._held_out
-        return self._set.documents - self._held_out
-
-    def pieces(self, part: str) -> Iterator[Piece]:
-        if part == "val" and self._no_validation:
-            return
-        if part == "val" and self._set.validation:
-            texts = self._texts(self._set.validation)
-        elif part == "val":
-            texts = itertools.islice(self._texts("train"), self._held_out)
-        else:
-            texts = itertools.islice(self._texts("train"), self._held_out, None)
-        for number, text in enumerate(texts, 1):
-            yield from document(text, number)
-
-    def _texts(self, split: str) -> Iterator[str]:
-        rows = (text_of(row, self._field, f"{self.name}, row {n}") for n, row in enumerate(self._rows(split), 1))
-        return _articles(rows) if self._set.articles else rows
-
-    def _rows(self, split: str) -> Iterator[dict[str, Any]]:
-        try:
-            import datasets
-        except ImportError as error:
-            raise UserError(f'reading {self.name!r} needs datasets: pip install "gnomon[data]"') from error
-        try:
-            yield from datasets.load_dataset(self._set.path, self._set.config, split=split, streaming=True)
-        except Exception as error:  # of the network; there are dozens of types
-            raise UserError(
-                f"reading {self._set.path} from the hub failed: {type(error).__name__}: {error}. "
-                "Finished shards are kept: run the same command again to continue. "
-                "Without a network, give local files."
-            ) from error
-
-
-def _articles(lines: Iterator[str]) -> Iterator[str]:
-    article: list[str] = []
-    blank = True
-    for line in lines:
-        if blank and article and _ARTICLE.match(line):
-            yield "".join(article)
-            article = []
-        # Empty rows come as "" or as a lone line break.
-        blank = not line.strip()
-        if article or not blank:
-            article.append(line)
-    if article:
-        yield "".join(article)
+    Raises:
+        UserError: the extra is not installed, or reading fails (at any row, when streaming).
+    """
+    name = f"{path} {config or ''}".rstrip()
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f'reading {name} from the hub needs datasets: pip install "gnomon[data]"') from error
+    try:
+        yield from datasets.load_dataset(path, config, split=split, streaming=streaming)
+    except Exception as error:  # of the network; there are dozens of types
+        kept = "Finished shards are kept: run the same command again to continue. " if streaming else ""
+        raise UserError(
+            f"reading {name} from the hub failed: {type(error).__name__}: {error}. {kept}"
+            "Without a network, give local files."
+        ) from error

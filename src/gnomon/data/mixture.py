@@ -55,15 +55,15 @@ class Mixture:
             source.check()
 
     def deal(self, samples_B: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """(source, place) of each sample, both (B,) int64: the sample is number `place` of what its source gives."""
-        source_B, place_B = np.empty_like(samples_B), np.empty_like(samples_B)
+        """(source, index) of each sample, both (B,) int64: the sample is number `index` of what its source gives."""
+        source_B, index_B = np.empty_like(samples_B), np.empty_like(samples_B)
         for block in np.unique(samples_B // BLOCK).tolist():
             here = samples_B // BLOCK == block
             source_N, before_N = _block(seed, block, self.counts)
             at = samples_B[here] - block * BLOCK
             source_B[here] = source_N[at]
-            place_B[here] = block * np.array(self.counts)[source_N[at]] + before_N[at]
-        return source_B, place_B
+            index_B[here] = block * np.array(self.counts)[source_N[at]] + before_N[at]
+        return source_B, index_B
 
 
 def mix(sources: list[Tokens], weights: list[float]) -> Mixture:
@@ -93,7 +93,7 @@ def mix(sources: list[Tokens], weights: list[float]) -> Mixture:
     return Mixture(tuple(sources), tuple(counts.tolist()))
 
 
-def terms(source: str) -> list[tuple[float, str]]:
+def parse_mixture(source: str) -> list[tuple[float, str]]:
     """(weight, source) of each term of "0.7*a + 0.3*b"; empty if it is no mixture."""
     found = [_TERM.fullmatch(term) for term in source.split(" + ")]
     if not all(found):

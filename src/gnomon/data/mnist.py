@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gnomon.data.hub import load_rows
 from gnomon.errors import UserError
 
 MEAN, STD = 0.1307, 0.3081
@@ -65,12 +66,8 @@ def _idx(folder: Path, name: str, axes: int) -> np.ndarray:
 
 
 def _hub() -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError('MNIST from the hub needs the extra `data`: pip install "gnomon[data]"') from error
-    loaded = datasets.load_dataset("ylecun/mnist")
-    return tuple(
-        (np.stack([np.asarray(image, np.uint8) for image in part["image"]]), np.asarray(part["label"]))
-        for part in (loaded["train"], loaded["test"])
-    )
+    parts = []
+    for split in ("train", "test"):
+        images, labels = zip(*((row["image"], row["label"]) for row in load_rows("ylecun/mnist", split=split)))
+        parts.append((np.stack([np.asarray(image, np.uint8) for image in images]), np.asarray(labels)))
+    return tuple(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import os
 import re
 from collections.abc import Sequence
@@ -13,9 +12,10 @@ from typing import Any
 
 from gnomon.data import tokenfile
 from gnomon.data.corpus import jargon
-from gnomon.data.mixture import Mixture, mix, terms
+from gnomon.data.mixture import Mixture, mix, parse_mixture
+from gnomon.data.plain_text import read_text
 from gnomon.data.tokenizers import Tokenizer
-from gnomon.data.tokenizers import tokenizer as named_tokenizer
+from gnomon.data.tokenizers import tokenizer as open_tokenizer
 from gnomon.data.tokens import Joined, Tokens
 from gnomon.errors import UserError, suggest
 
@@ -27,10 +27,10 @@ _TEXT_SUFFIXES = (".txt", ".txt.gz")
 # val_000000.bin, fineweb_val_000000.bin, val.bin, test.bin; not interval.bin
 _PART = re.compile(r"(?:^|[_.-])(?P<part>val(?:id(?:ation)?)?|test)(?:[_.-]|$)")
 
-Source = str | os.PathLike
+Location = str | os.PathLike
 
 
-def open_tokens(source: Source | Sequence[Source], *, tokenizer: str | Tokenizer | None = None) -> Tokens | Mixture:
+def open_tokens(source: Location | Sequence[Location], *, tokenizer: str | Tokenizer | None = None) -> Tokens | Mixture:
     """Open tokens by name or path.
 
     Args:
@@ -46,17 +46,17 @@ def open_tokens(source: Source | Sequence[Source], *, tokenizer: str | Tokenizer
     """
     if not isinstance(source, str | os.PathLike):
         return _from_files([Path(item) for item in source], tokenizer)
-    if parts := _mixed(source):
+    if parts := _terms(source):
         return mix([_open_one(part, tokenizer) for _, part in parts], [weight for weight, _ in parts])
     return _open_one(source, tokenizer)
 
 
-def _open_one(source: Source, tokenizer: str | Tokenizer | None) -> Tokens:
+def _open_one(source: Location, tokenizer: str | Tokenizer | None) -> Tokens:
     if source == "jargon":
         return _from_text(jargon(), "jargon", tokenizer)
     path = Path(source)
     if path.name.endswith(_TEXT_SUFFIXES) and path.is_file():
-        return _from_text(_read_text(path), str(path), tokenizer)
+        return _from_text(read_text(path), str(path), tokenizer)
     if path.is_dir():
         return _from_files(_shards(path)["train"], tokenizer, name=str(path))
     if glob.has_magic(str(source)) and not path.exists():
@@ -85,14 +85,14 @@ def split(tokens: Tokens | Mixture, fraction: float) -> tuple[Any, Any]:
     return tokens.part(0, cut), tokens.part(cut, len(tokens))
 
 
-def train_val(
-    source: Source | Sequence[Source], *, fraction: float = 0.1, tokenizer: str | Tokenizer | None = None
+def open_train_val(
+    source: Location | Sequence[Location], *, fraction: float = 0.1, tokenizer: str | Tokenizer | None = None
 ) -> tuple[Any, Any]:
     """(training, validation) tokens of `source`: a folder's own validation shards (`*val*.bin`) where it has them,
     else the last `fraction` of everything; of a mixture, a mixture of each. Arguments and errors as in `open_tokens`
     and `split`."""
-    if isinstance(source, str) and (parts := _mixed(source)):
-        pairs = [train_val(part, fraction=fraction, tokenizer=tokenizer) for _, part in parts]
+    if isinstance(source, str) and (parts := _terms(source)):
+        pairs = [open_train_val(part, fraction=fraction, tokenizer=tokenizer) for _, part in parts]
         train, val = (mix(list(side), [weight for weight, _ in parts]) for side in zip(*pairs))
         return train, val
     if isinstance(source, str | os.PathLike) and source != "jargon" and Path(source).is_dir():
@@ -103,8 +103,8 @@ def train_val(
     return split(open_tokens(source, tokenizer=tokenizer), fraction)
 
 
-def _mixed(source: Source) -> list[tuple[float, str]]:
-    return terms(source) if isinstance(source, str) and not Path(source).exists() else []
+def _terms(source: Location) -> list[tuple[float, str]]:
+    return parse_mixture(source) if isinstance(source, str) and not Path(source).exists() else []
 
 
 def _shards(folder: Path) -> dict[str, list[Path]]:
@@ -123,7 +123,7 @@ def _shards(folder: Path) -> dict[str, list[Path]]:
 
 
 def _from_text(text: str, name: str, tokenizer: str | Tokenizer | None) -> Tokens:
-    tokenizer = _opened(tokenizer or "byte")
+    tokenizer = open_tokenizer(tokenizer or "byte")
     ids = tokenizer.encode(text)
     if not len(ids):
         raise UserError(f"{name} is empty: there is no text in it")
@@ -149,7 +149,7 @@ def _from_files(paths: list[Path], tokenizer: str | Tokenizer | None, name: str 
             )
     vocab_size, recorded = first.vocab_size, first.tokenizer
     if tokenizer is not None:
-        wanted = _opened(tokenizer)
+        wanted = open_tokenizer(tokenizer)
         known = (first.vocabulary or wanted.fingerprint, vocab_size or wanted.vocab_size)
         if known != (wanted.fingerprint, wanted.vocab_size):
             raise UserError(
@@ -165,28 +165,8 @@ def _from_files(paths: list[Path], tokenizer: str | Tokenizer | None, name: str 
     return Tokens(array, name or str(paths[0]), vocab_size, recorded, tuple(files))
 
 
-def _opened(tokenizer: str | Tokenizer) -> Tokenizer:
-    return tokenizer if isinstance(tokenizer, Tokenizer) else named_tokenizer(tokenizer)
-
-
 def _missing(path: Path) -> str:
     folder = path.parent
     near = [item.name for item in folder.iterdir()] if folder.is_dir() else []
     hint = f" {suggest(path.name, ['jargon', *near])}" if len(near) < 50 else ""
     return f"there is no file or folder {path}.{hint} The embedded corpus is called 'jargon'."
-
-
-def _read_text(path: Path) -> str:
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(not_utf8(str(path), error.start, raw[error.start])) from error
-
-
-def not_utf8(name: str, offset: int, byte: int) -> str:
-    hint = "It looks like UTF-16. " if offset == 0 and byte in (0xFE, 0xFF) else ""
-    return (
-        f"{name} is not UTF-8: the byte 0x{byte:02x} at offset {offset:,} has no meaning there. {hint}"
-        "Convert it first, for example with iconv -f latin1 -t utf-8."
-    )

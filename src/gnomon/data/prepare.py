@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gnomon.data import local
-from gnomon.data.conversion import STATE, Job, Part, recorded
-from gnomon.data.hub import HUB, HubSource
+from gnomon.data import local_source
+from gnomon.data.conversion import STATE, Conversion, PartState, portable_name
+from gnomon.data.hub_source import HUB, HubSource
 from gnomon.data.sources import Source
 from gnomon.data.tokenfile import MAX_TOKENS
 from gnomon.data.tokenizers import Tokenizer
-from gnomon.data.tokenizers import tokenizer as named_tokenizer
+from gnomon.data.tokenizers import tokenizer as open_tokenizer
 from gnomon.errors import UserError
 from gnomon.progress import quantity
 
@@ -46,7 +46,7 @@ def prepare(
         tokenizer: see `gnomon.data.tokenizer`; a tokenizer.json is copied into `out`.
         field: the field of a .jsonl, .parquet or hub row that holds the text.
         val_fraction: share of the documents held out for validation, in [0, 0.5]. From local files every
-            (1/val_fraction)-th document, so a source with fewer has no validation shard (`train_val` then
+            (1/val_fraction)-th document, so a source with fewer has no validation shard (`open_train_val` then
             holds out the tail); from the hub the first documents, or the set's own validation split.
         shard_tokens: tokens per file; the last one of a part is shorter.
         limit: at most this many tokens in all.
@@ -69,24 +69,24 @@ def prepare(
         raise UserError(f"limit is a number of tokens, at least 1, not {limit}")
     if workers < 1:
         raise UserError(f"workers is a number of processes, at least 1, not {workers}")
-    opened = tokenizer if isinstance(tokenizer, Tokenizer) else named_tokenizer(tokenizer)
+    opened = open_tokenizer(tokenizer)
     text = _source(source, field, val_fraction, limit)
     settings = {
         "source": text.identity,
-        "tokenizer": [recorded(opened), opened.fingerprint],
+        "tokenizer": [portable_name(opened), opened.fingerprint],
         "field": field,
         "val_fraction": val_fraction,
         "shard_tokens": shard_tokens,
         "limit": limit,
     }
-    job = Job(Path(out), text, opened, shard_tokens, workers)
+    job = Conversion(Path(out), text, opened, shard_tokens, workers)
     if job.begin(settings):
-        _say(_size_estimate(text, opened, shard_tokens, limit, job.out))
+        print(_size_estimate(text, opened, shard_tokens, limit, job.out), file=sys.stderr, flush=True)
     val = job.run("val", None if limit is None else round(limit * val_fraction))
     train = job.run("train", None if limit is None else limit - val.tokens)
     if not train.shards:
         raise UserError(f"{text.name} holds no text: nothing was written but {job.out / STATE}")
-    _say(_summary(job.out, val, train))
+    print(_summary(job.out, val, train), file=sys.stderr, flush=True)
     return [job.out / name for name in [*val.shards, *train.shards]]
 
 
@@ -94,7 +94,7 @@ def _source(source: Any, field: str, val_fraction: float, limit: int | None) -> 
     if isinstance(source, str) and source in HUB and not Path(source).exists():
         return HubSource(source, field, val_fraction, limit)
     try:
-        return local.LocalFiles(local.find(source), field, val_fraction)
+        return local_source.LocalFiles(local_source.find(source), field, val_fraction)
     except UserError as error:
         if isinstance(source, str) and not Path(source).exists():
             raise UserError(f"{error} Sets of the hub: {', '.join(HUB)}.") from error
@@ -110,12 +110,8 @@ def _size_estimate(source: Source, tokenizer: Tokenizer, shard_tokens: int, limi
     return text + f" ({quantity(free, 'B')} free" + (", which may not be enough)" if size > free else ")")
 
 
-def _summary(out: Path, val: Part, train: Part) -> str:
+def _summary(out: Path, val: PartState, train: PartState) -> str:
     text = f"{out}: {train.tokens:,} training tokens in {len(train.shards)} shards, "
     if val.shards:
         return text + f"{val.tokens:,} validation tokens in {len(val.shards)}"
-    return text + "no validation shard (no document was held out; the tail can be: gnomon.data.train_val)"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return text + "no validation shard (no document was held out; the tail can be: gnomon.data.open_train_val)"

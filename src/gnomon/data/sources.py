@@ -1,8 +1,7 @@
 """What a source of text is: the same stream of pieces at every reading.
 
-A *document* is one row of a data set, or the text between two `<|endoftext|>` marks of a text file. A long
-document comes in several *pieces*. Because the stream never changes, resuming means to read it again and
-skip what was written.
+A *document* is one row of a data set, or the text between two `<|endoftext|>` marks of a text file. A long document comes
+in several *pieces*. Because the stream never changes, resuming means to read it again and skip what was written.
 """
 
 from __future__ import annotations
@@ -13,20 +12,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# Length of a piece in characters: small enough to spread over threads, large enough not to matter.
-PIECE = 1 << 16
+from gnomon.errors import UserError
 
-# A blank between two characters that are not. GPT-2's word pattern begins a word at every such blank, so the
-# ids of the pieces are the ids of the whole.
+# Length of a piece in characters: small enough to spread over threads, large enough not to matter.
+PIECE_CHARS = 1 << 16
+
+# A blank between two characters that are not. GPT-2's word pattern begins a word at every such blank, so the ids of the
+# pieces are the ids of the whole.
 _CUT = re.compile(r"(?<=\S) (?=\S)")
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """A stretch of text.
 
     Attributes:
-        text: at most 2 · PIECE characters, never empty.
+        text: at most 2 · PIECE_CHARS characters, never empty.
         opens: it begins a document.
         position: how far its source is read after it, in the source's unit.
     """
@@ -56,23 +57,30 @@ class Source(abc.ABC):
         """The amount to read for a part; None when unknown."""
 
     @abc.abstractmethod
-    def pieces(self, part: str) -> Iterator[Piece]:
+    def pieces(self, part: str) -> Iterator[TextPiece]:
         """The pieces of the part "val" or "train"."""
 
 
-def document(text: str, position: float, opens: bool = True) -> Iterator[Piece]:
+def pieces_of(text: str, position: float, opens: bool = True) -> Iterator[TextPiece]:
     """A whole document (or, if not `opens`, the rest of one) as pieces; none if it is empty."""
-    for piece in cut(text) if text else ():
-        yield Piece(piece, opens, position)
+    for piece in cut_text(text) if text else ():
+        yield TextPiece(piece, opens, position)
         opens = False
 
 
-def cut(text: str) -> Iterator[str]:
-    """`text` in pieces of PIECE to 2 · PIECE characters, cut where no word is cut (if there is such a
-    place)."""
-    while len(text) > 2 * PIECE:
-        found = _CUT.search(text, PIECE, 2 * PIECE)
-        at = found.start() if found else 2 * PIECE
+def cut_text(text: str) -> Iterator[str]:
+    """`text` in pieces of PIECE_CHARS to 2 · PIECE_CHARS characters, cut between words if there is a blank to cut at."""
+    while len(text) > 2 * PIECE_CHARS:
+        found = _CUT.search(text, PIECE_CHARS, 2 * PIECE_CHARS)
+        at = found.start() if found else 2 * PIECE_CHARS
         yield text[:at]
         text = text[at:]
     yield text
+
+
+def text_of(row: dict[str, Any], field: str, where: str) -> str:
+    if field not in row:
+        raise UserError(f"{where}: there is no field {field!r}. Its fields: {', '.join(row)}. Name one with --field.")
+    if not isinstance(row[field], str):
+        raise UserError(f"{where}: the field {field!r} holds {repr(row[field])[:60]}, not a text")
+    return row[field]

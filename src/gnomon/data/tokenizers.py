@@ -1,7 +1,7 @@
 """Text to token ids and back: bytes, GPT-2's byte-pair encoding, or any Hugging Face `tokenizer.json`.
 
-Text is always *ordinary* text: a document that happens to contain the characters `<|endoftext|>` cannot
-forge the separator. Only gnomon itself writes `end_of_text`, before each document.
+Text is always *ordinary* text: a document that happens to contain the characters `<|endoftext|>` cannot forge the
+separator. Only gnomon itself writes `end_of_text`, before each document.
 """
 
 from __future__ import annotations
@@ -146,16 +146,18 @@ class BPETokenizer(Tokenizer):
         return path
 
 
-def tokenizer(name: str | os.PathLike) -> Tokenizer:
+def tokenizer(name: str | os.PathLike | Tokenizer) -> Tokenizer:
     """A tokenizer by name or path.
 
     Args:
         name: `"byte"` (257 ids: the 256 bytes, then end of text); `"gpt2"` (50,257 ids, shipped with gnomon);
-            or the path of a Hugging Face `tokenizer.json`, or of a folder that holds one.
+            the path of a Hugging Face `tokenizer.json`, or of a folder that holds one; or a tokenizer, given back as it is.
 
     Raises:
         UserError: unknown name, unreadable file, no end-of-text token, or the extra `data` is missing.
     """
+    if isinstance(name, Tokenizer):
+        return name
     name = os.fspath(name)
     if name == "byte":
         return ByteTokenizer()

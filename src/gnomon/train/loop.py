@@ -184,7 +184,7 @@ def open_data(recipe: Recipe) -> tuple[Any, Any]:
     """Training and validation tokens of a recipe, checked against the model's vocabulary."""
     source = recipe.data
     if source.val is None:
-        pair = data.train_val(source.train, fraction=source.val_fraction, tokenizer=source.tokenizer)
+        pair = data.open_train_val(source.train, fraction=source.val_fraction, tokenizer=source.tokenizer)
     else:
         train_tokens, val_tokens = (data.open_tokens(p, tokenizer=source.tokenizer) for p in (source.train, source.val))
         pair = train_tokens, val_tokens

@@ -14,10 +14,10 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from gnomon.data.opening import not_utf8
-from gnomon.data.sources import Piece, Source, cut, document
+from gnomon.data.plain_text import not_utf8
+from gnomon.data.sources import Source, TextPiece, cut_text, pieces_of, text_of
 from gnomon.data.tokenizers import END_OF_TEXT
 from gnomon.errors import UserError, suggest
 
@@ -49,7 +49,7 @@ class LocalFiles(Source):
     def total(self, part: str) -> float:
         return self._total
 
-    def pieces(self, part: str) -> Iterator[Piece]:
+    def pieces(self, part: str) -> Iterator[TextPiece]:
         if part == "val" and not self._fraction:
             return
         before, number = 0, -1
@@ -58,7 +58,7 @@ class LocalFiles(Source):
                 number += piece.opens
                 for_val = int((number + 1) * self._fraction) > int(number * self._fraction)
                 if for_val == (part == "val"):
-                    yield Piece(piece.text, piece.opens, before + piece.position)
+                    yield TextPiece(piece.text, piece.opens, before + piece.position)
             before += path.stat().st_size
 
 
@@ -119,32 +119,32 @@ def _decoded(path: Path, number: int, offset: int, line: bytes) -> str:
         raise UserError(f"line {number}: " + not_utf8(str(path), offset + error.start, line[error.start])) from error
 
 
-def _txt(path: Path, field: str) -> Iterator[Piece]:
+def _txt(path: Path, field: str) -> Iterator[TextPiece]:
     with _lines(path) as (lines, raw):
         text, opens, offset = "", True, 0
         for number, line in lines:
             *ended, rest = _decoded(path, number, offset, line).split(END_OF_TEXT)
             offset += len(line)
             for end in ended:
-                yield from document((text + end).rstrip("\n"), raw.tell(), opens)
+                yield from pieces_of((text + end).rstrip("\n"), raw.tell(), opens)
                 text, opens = "", True
             # The line breaks around a mark belong to it, not to the documents.
             text += rest.lstrip("\n") if opens and not text else rest
-            *pieces, text = cut(text)
+            *pieces, text = cut_text(text)
             for piece in pieces:
-                yield Piece(piece, opens, raw.tell())
+                yield TextPiece(piece, opens, raw.tell())
                 opens = False
-        yield from document(text, raw.tell(), opens)
+        yield from pieces_of(text, raw.tell(), opens)
 
 
-def _jsonl(path: Path, field: str) -> Iterator[Piece]:
+def _jsonl(path: Path, field: str) -> Iterator[TextPiece]:
     with _lines(path) as (lines, raw):
         offset = 0
         for number, line in lines:
             text = _decoded(path, number, offset, line)
             offset += len(line)
             if not text.isspace():
-                yield from document(_json_text(text, f"{path}, line {number}", field), raw.tell())
+                yield from pieces_of(_json_text(text, f"{path}, line {number}", field), raw.tell())
 
 
 def _json_text(line: str, where: str, field: str) -> str:
@@ -159,15 +159,7 @@ def _json_text(line: str, where: str, field: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if "\\u" in line else text
 
 
-def text_of(row: dict[str, Any], field: str, where: str) -> str:
-    if field not in row:
-        raise UserError(f"{where}: there is no field {field!r}. Its fields: {', '.join(row)}. Name one with --field.")
-    if not isinstance(row[field], str):
-        raise UserError(f"{where}: the field {field!r} holds {repr(row[field])[:60]}, not a text")
-    return row[field]
-
-
-def _parquet(path: Path, field: str) -> Iterator[Piece]:
+def _parquet(path: Path, field: str) -> Iterator[TextPiece]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -184,7 +176,7 @@ def _parquet(path: Path, field: str) -> Iterator[Piece]:
                 for row in block.to_pylist():
                     number += 1
                     text = text_of(row, field, f"{path}, row {number}")
-                    yield from document(text, size * number / rows)
+                    yield from pieces_of(text, size * number / rows)
     except (pyarrow.ArrowException, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path} is not a whole parquet file: {error}. Copy it again.") from error
 
