@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
 
-from gnomon.errors import UserError, check_name, suggest
-from gnomon.files import atomic, atomic_folder, read_json, remove_partials, write_json
+from gnomon import cli, report
+from gnomon.errors import UserError, check_name, printable, refused, suggest
+from gnomon.files import atomic, atomic_folder, check_readable, read_json, remove_partials, write_json
 from gnomon.progress import Progress, duration, quantity
 
 
@@ -62,3 +69,71 @@ def test_progress_tells_rate_and_eta(monkeypatch, capsys):
         bar.advance(50, note="shard 1")
     line = capsys.readouterr().err
     assert "reading" in line and "75 %" in line and "2.5 B/s" in line and "ETA 0:20" in line and "shard 1" in line
+
+
+def test_foreign_text_is_printable(capsys):
+    assert printable("plain: naïve 日本 👩‍👩\nsecond line") == "plain: naïve 日本 👩‍👩\nsecond line"
+    assert printable("a\x1b[31mred\r\t\x07\x9b1m\u202egnp\udcff") == "a\\x1b[31mred\\r\\t\\x07\\x9b1m\\u202egnp\\udcff"
+    assert printable("no " + "x" * 100_000 + " there") == f"no {'x' * 200}…{'x' * 50} (100,000 characters) there"
+    assert len(printable("long name " * 10_000)) < 300
+    report.show([{"name": "w\x1b[2J" + "y" * 1000}], title="of \x1b]0;t\x07")
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\x07" not in shown and "w\\x1b[2J" in shown and "(1,005 characters)" in shown
+
+
+def test_what_is_no_readable_file_is_named_and_nothing_waits(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "self").symlink_to("self")
+    for name, message in {
+        "pipe": "pipe is a pipe, not a file",
+        "gone": "no file .*gone .a link to what is gone.",
+        "self": "self: Too many levels of symbolic links",
+        "none": "no file .*none$",
+        "": "it is a folder",
+        "x" * 300: "File name too long",
+        "/dev/null": "is a device, not a file",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            check_readable(tmp_path / name)
+        with pytest.raises(UserError, match=message):
+            read_json(tmp_path / name)
+
+
+def test_what_the_system_refuses_is_one_message(tmp_path, monkeypatch, capsys):
+    def fails(error):
+        def command(argv=None, **_):
+            raise error
+
+        monkeypatch.setattr(cli.tyro.extras, "subcommand_cli_from_dict", command)
+        code = cli.main([])
+        return code, capsys.readouterr().err
+
+    assert fails(PermissionError(13, "Permission denied", "/x/y\x1b[1m")) == (
+        2, "gnomon: /x/y\\x1b[1m: Permission denied. See who may read and write it: ls -ld\n"
+    )  # fmt: skip
+    assert fails(OSError(28, "No space left on device"))[1].startswith("gnomon: No space left on device. Free some")
+    for bug in (ConnectionError("no route"), OSError("of a library")):
+        with pytest.raises(OSError):
+            fails(bug)
+    assert refused(BrokenPipeError(32, "Broken pipe")) is None
+    with pytest.raises(OSError) as caught, atomic(tmp_path / "full.json") as file:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "full.json") and not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_user_is_named():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder) / "a.json"
+        path.write_text("{}")
+        path.chmod(0)
+        code = f"""
+import os
+from gnomon.files import read_json
+if not os.getuid():
+    os.setuid(65534)  # root may read everything
+read_json({str(path)!r})"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "UserError" in done.stderr and "a.json: no permission to read it" in done.stderr

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from gnomon.errors import UserError
+from gnomon.errors import UserError, printable, refused
 
 # Imports of torch stay inside the commands, so that help is instant.
 
@@ -403,8 +403,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
         tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="gnomon", description=__doc__, args=argv)
-    except UserError as error:
-        print(f"gnomon: {error}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        told = refused(error) if isinstance(error, OSError) else error
+        if told is None:
+            raise
+        print(printable(f"gnomon: {told}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

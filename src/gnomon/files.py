@@ -9,11 +9,12 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from gnomon.errors import UserError
+from gnomon.errors import UserError, refused
 
 _PARTIAL = ".partial"
 
@@ -22,7 +23,7 @@ _PARTIAL = ".partial"
 def atomic(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary sibling of `path`; on success flush it to disk and rename it over `path`.
 
-    If the block raises (a full disk included) the temporary file is removed and `path` is as it was.
+    If the block raises (a full disk included, which names `path`) the temporary file is removed and `path` is as it was.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,6 +35,10 @@ def atomic(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+    except OSError as error:
+        if error.filename in (None, str(partial)):
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -75,16 +80,37 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
         file.write(text + "\n")
 
 
+def check_readable(path: str | os.PathLike) -> Path:
+    """`path`, if it is a file that can be read.
+
+    Raises:
+        UserError: nothing is there, it is a folder, a pipe or a device (opening one may wait for ever), or may not be read.
+    """
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise UserError(f"no file {path}" + (" (a link to what is gone)" if path.is_symlink() else "")) from None
+    except OSError as error:
+        raise refused(error) or error from None
+    if stat.S_ISDIR(mode):
+        raise UserError(f"no file {path}: it is a folder")
+    if not stat.S_ISREG(mode):
+        kind = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+        raise UserError(f"{path} is a {kind}, not a file: write what it gives to a file first")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{path}: no permission to read it. See who may: ls -l")
+    return path
+
+
 def read_json(path: str | os.PathLike) -> Any:
     """Read a JSON file.
 
     Raises:
-        UserError: it is not there, or not JSON (with the place).
+        UserError: it is not there or cannot be read, or is not JSON (with the place).
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise UserError(f"no file {path}") from error
+        return json.loads(check_readable(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
 

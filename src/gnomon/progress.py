@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+from gnomon.errors import printable
+
 
 def duration(seconds: float) -> str:
     """`75` -> `1:15`, `4000` -> `1:06:40`."""
@@ -60,7 +62,7 @@ class Progress:
         parts.append(f"{quantity(rate, self.unit)}/s")
         if self.total and rate > 0:
             parts.append(f"ETA {duration(max(self.total - self.done, 0) / rate)}")
-        return "  ".join(parts + ([note] if note else []))
+        return printable("  ".join(parts + ([note] if note else [])))
 
     def _show(self, note: str) -> None:
         line = self.line(note)

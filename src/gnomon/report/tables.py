@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
+from gnomon.errors import printable
 from gnomon.files import atomic
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns = None, title: str
     head = headers(rows, columns)
     body = cells(rows, head, formats)
     # rich reads "[red]" in a plain string as a style, so every text of the user's goes in as Text.
-    result = Table(title=Text(title) if title else None, title_justify="left", title_style="bold",
+    result = Table(title=Text(printable(title)) if title else None, title_justify="left", title_style="bold",
                    header_style="bold", box=_box(), pad_edge=False)
     for header, right in zip(head.values(), rights(body, len(head))):
         result.add_column(Text(header), justify="right" if right else "left", no_wrap=right)
@@ -186,7 +187,7 @@ def _text(value: Any) -> str:
         return number(value)
     if isinstance(value, (list, tuple)):
         return ", ".join(_text(item) for item in value)
-    return str(value)
+    return printable(str(value))
 
 
 def _blocks(cell: Cell) -> str:
