@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gnomon import UserError
-from gnomon.report import curves, heatmap, intervals, profile, ridgeline, scatter
+from gnomon.report import Axis, Line, Series, curves, heatmap, intervals, profile, ridgeline, scatter
 from gnomon.report.theme import PAPER, SERIES, theme
 
 alt = pytest.importorskip("altair")
@@ -24,25 +24,24 @@ HILLS = [{"layer": layer, "sigma": s / 10, "density": math.exp(-(s / 10 - layer)
          for layer in range(4) for s in range(1, 40)]
 
 CHARTS = {
-    "curves": lambda rows=LINES: curves(rows, "step", "loss", "run", title="Title"),
+    "curves": lambda rows=LINES: curves(rows, "step", "loss", "run", "Title"),
     "curves, one series": lambda rows=LINES: curves(rows, "step", "loss", title="Title"),
     "curves, all options": lambda rows=LINES: curves(
-        rows, "step", "loss", "run", log_x=False, log_y=True, title="Title", x_title="x", y_title="y",
-        band=("low", "high"), dash="part", order=["zero", "one", "two"], half_life=3, focus=0.1,
-        reference={"null": 2.5}, dots=True, limit=20),
-    "curves, panels": lambda rows=LINES: curves(rows, "step", "loss", "run", band=("low", "high"), panel="part",
-                                                title="Title"),
-    "profile": lambda rows=LINES: profile(rows, "step", "loss", "run", dash="part", title="Title"),
+        rows, Axis("step", "x"), Axis("loss", "y", log=True, reference={"null": 2.5}),
+        Series("run", ["zero", "one", "two"], dash="part"), "Title",
+        line=Line(dots=True, band=("low", "high"), half_life=3, focus=0.1, limit=20)),
+    "curves, panels": lambda rows=LINES: curves(rows, "step", "loss", "run", "Title", panel="part",
+                                                line=Line(band=("low", "high"))),
+    "profile": lambda rows=LINES: profile(rows, "step", "loss", Series("run", dash="part"), "Title"),
     "heatmap": lambda rows=CELLS: heatmap(rows, "from", "to", "overlap", "Title"),
     "heatmap, small cells": lambda rows=CELLS: heatmap(rows, "from", "to", "overlap", "Title", (-1, 1), width=40),
-    "intervals": lambda rows=BARS: intervals(rows, "name", "mean", "low", "high", {"null": 2.0}, title="Title"),
-    "intervals, series": lambda rows=BARS: intervals(rows, "name", "mean", "low", "high", series="scale",
-                                                     title="Title"),
+    "intervals": lambda rows=BARS: intervals(rows, "name", Axis("mean", reference={"null": 2.0}), "low", "high", title="Title"),
+    "intervals, series": lambda rows=BARS: intervals(rows, "name", "mean", "low", "high", "scale", "Title"),
     "scatter": lambda rows=LINES: scatter(rows, "step", "loss", title="Title"),
     "scatter, all options": lambda rows=LINES: scatter(
-        rows, "step", "loss", "run", log_y=True, title="Title", x_title="x", y_title="y", told=["part"], reference={"null": 2.5}),
-    "ridgeline": lambda rows=HILLS: ridgeline(rows, "layer", "sigma", "density", title="Title"),
-    "ridgeline, log": lambda rows=HILLS: ridgeline(rows, "layer", "sigma", "density", log_x=True, title="Title"),
+        rows, Axis("step", "x"), Axis("loss", "y", log=True, reference={"null": 2.5}), "run", "Title", told=["part"]),
+    "ridgeline": lambda rows=HILLS: ridgeline(rows, "layer", "sigma", "density", "Title"),
+    "ridgeline, log": lambda rows=HILLS: ridgeline(rows, "layer", Axis("sigma", log=True), "density", "Title"),
 }
 VALUE = {"curves": "loss", "profile": "loss", "heatmap": "overlap", "intervals": "mean", "scatter": "loss", "ridgeline": "density"}
 
@@ -123,7 +122,7 @@ def test_a_long_line_is_thinned_and_keeps_its_end_and_its_spike():
 
 def test_smoothing_keeps_the_raw_values():
     rows = [{"x": i, "y": float(i % 2)} for i in range(100)]
-    points = drawn(curves(rows, "x", "y", half_life=10).to_dict())
+    points = drawn(curves(rows, "x", "y", line=Line(half_life=10)).to_dict())
     assert {point["y"] for point in points} == {0.0, 1.0}
     assert all(abs(point["y (smoothed)"] - 0.5) < 0.1 for point in points)
 
@@ -137,7 +136,7 @@ def test_the_legend_hides_series_and_stands_in_the_first_layer():
 
 
 def test_a_colour_means_the_same_series_in_every_chart():
-    only_two = curves([row for row in LINES if row["run"] == "two"], "step", "loss", "run", order=["one", "two"])
+    only_two = curves([row for row in LINES if row["run"] == "two"], "step", "loss", Series("run", ["one", "two"]))
     svg = vl_convert.vegalite_to_svg(only_two.to_dict())
     assert SERIES["light"][1] in svg and SERIES["light"][0] not in svg
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon import UserError, files
-from gnomon.report import Bar, Page, curves, heatmap
+from gnomon.report import Axis, Bar, Page, curves, heatmap
 
 pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
@@ -65,7 +65,7 @@ def full_page() -> Page:
     page.table([{"a": 1}], title=EVIL, folded=True)
     for i in range(5):
         page.section(f"Section {i} {EVIL}")
-    chart = curves(ROWS, "step", "loss", "run", title=EVIL, y_title=EVIL, reference={EVIL: 2.5})
+    chart = curves(ROWS, "step", Axis("loss", EVIL, reference={EVIL: 2.5}), "run", EVIL)
     return page.chart(chart, EVIL, "loss").chart(heatmap(ROWS, "run", "step", "loss"), width=0.5)
 
 

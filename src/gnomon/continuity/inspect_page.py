@@ -77,7 +77,7 @@ def _compared(sheet: Any, report: Measurements, other: Measurements) -> None:
     if turned:
         points = _stream_side(turned, "turned_v", "turned_u")
         title = "How far the leading direction of each matrix has turned"
-        chart = drawing.profile(points, "layer", "value", "role", title=title, y_title="degrees")
+        chart = drawing.profile(points, "layer", drawing.Axis("value", "degrees"), "role", title)
         sheet.chart(chart, "The side of the residual stream: v1 of readers, u1 of writers.", name="turned")
 
 
@@ -89,16 +89,9 @@ def _over_depth(sheet: Any, report: Measurements) -> None:
         if not stream:
             continue
         sheet.section("Over depth" if len({row["stack"] for row in usable}) == 1 else f"Over depth: {stack}")
-        chart = drawing.profile(
-            _mean_by_layer(stream),
-            "layer",
-            "value",
-            "role",
-            title="Leading direction, stream side",
-            x_title="layer (against the next)",
-            y_title="|cos|",
-            reference={"chance": cosine_null(_stream_dim(rows)).mean},
-        )
+        depth = drawing.Axis("layer", "layer (against the next)")
+        cosine = drawing.Axis("value", "|cos|", reference={"chance": cosine_null(_stream_dim(rows)).mean})
+        chart = drawing.profile(_mean_by_layer(stream), depth, cosine, "role", "Leading direction, stream side")
         caption = "v1 of matrices that read the residual stream, u1 of those that write it."
         sheet.chart(chart, caption, name=f"{stack}-stream")
         for name, title, keys, caption in (
@@ -106,7 +99,7 @@ def _over_depth(sheet: Any, report: Measurements) -> None:
             ("subspace", "Leading subspace, stream side", ("subspace_v", "subspace_u"), _SUBSPACE),
         ):
             points = _mean_by_layer(_stream_side(rows, *keys))
-            chart = drawing.profile(points, "layer", "value", "role", title=title, y_title="", width=330)
+            chart = drawing.profile(points, "layer", "value", "role", title, size=(330, 260))
             sheet.chart(chart, caption, name=f"{stack}-{name}", width=1 / 2)
 
 
@@ -155,7 +148,7 @@ def _spectra(sheet: Any, report: Measurements) -> None:
             points += _outline(layer, sigma, full)
         name = f"{stack}: {role}" if several else role
         unit = "singular value / root mean square" if full else "number of the singular value"
-        chart = drawing.ridgeline(points, "layer", "x", "height", title=name, log_x=full, x_title=unit, width=300)
+        chart = drawing.ridgeline(points, "layer", drawing.Axis("x", unit, log=full), "height", name, width=300)
         sheet.chart(chart, name=f"spectrum-{stack}-{role}", width=1 / 2)
 
 
@@ -178,11 +171,8 @@ def _serial(sheet: Any, report: Measurements) -> None:
         "|cos| of u1 of a writer with v1 of a reader of the next sublayer (serial alignment, arXiv:1810.02032). It is "
         "another question than continuity."
     )
-    null = {"chance": usable[0]["uv_null"]}
-    sheet.chart(
-        drawing.profile(usable, "layer", "uv_cos", "pair", title="Serial alignment", y_title="|cos|", reference=null),
-        name="serial",
-    )
+    cosine = drawing.Axis("uv_cos", "|cos|", reference={"chance": usable[0]["uv_null"]})
+    sheet.chart(drawing.profile(usable, "layer", cosine, "pair", "Serial alignment"), name="serial")
 
 
 def _heads(sheet: Any, report: Measurements) -> None:

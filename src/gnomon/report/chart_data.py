@@ -28,7 +28,7 @@ def drawable(value: Any, log: bool = False) -> bool:
     return is_number(value) and math.isfinite(value) and (value > 0 or not log)
 
 
-def thin(y: Sequence[float], limit: int) -> list[int]:
+def thin(y: Sequence[float], limit: float) -> list[int]:
     """Indices of at most `limit` points that draw the same line: extremes of equal stretches, and both ends.
 
     A spike of a single step survives, which averaging or every-nth would lose.
@@ -36,7 +36,7 @@ def thin(y: Sequence[float], limit: int) -> list[int]:
     count = len(y)
     if count <= max(limit, 4):
         return list(range(count))
-    stretches = (limit - 2) // 2
+    stretches = int(limit - 2) // 2
     kept = {0, count - 1}
     for i in range(stretches):
         stretch = range(i * count // stretches, (i + 1) * count // stretches)

@@ -9,6 +9,7 @@ from typing import Any
 
 from gnomon.errors import UserError
 from gnomon.report.chart_data import groups, short
+from gnomon.report.chart_options import Series
 from gnomon.report.theme import DASHES, SERIES, theme
 
 HOVER = "hover"  # name of the layer that only a pointer brings to life
@@ -28,7 +29,7 @@ def field(name: str) -> str:
     return "".join("_" if c in ".[]\\\"':" else c for c in name)
 
 
-def data(rows: Sequence[dict], keys: Sequence[str | None]) -> Any:
+def data(rows: Sequence[dict], keys: Sequence[str]) -> Any:
     """These columns of the rows, cut to the digits an eye can see.
 
     As one JSON text, which Vega reads: altair would check and copy thousands of dicts, value by value, for seconds.
@@ -39,7 +40,7 @@ def data(rows: Sequence[dict], keys: Sequence[str | None]) -> Any:
     return alt.Data(values=json.dumps(cut), format=alt.JsonDataFormat(type="json"))
 
 
-def tips(rows: Sequence[dict], keys: Sequence[str | None]) -> list[Any]:
+def tips(rows: Sequence[dict], keys: Sequence[str]) -> list[Any]:
     """Tooltip entries."""
     alt = need("altair")
     found = []
@@ -50,23 +51,23 @@ def tips(rows: Sequence[dict], keys: Sequence[str | None]) -> list[Any]:
     return found
 
 
-def colours(rows: Sequence[dict], series: str | None, order: Sequence[str], width: int) -> tuple[dict, list]:
+def colours(rows: Sequence[dict], series: Series, width: int) -> tuple[dict, list]:
     """The channels that tell `series` apart, and the selection behind the legend: the series that are shown."""
     alt = need("altair")
-    if not series:
+    if not series.key:
         return {}, []
-    names = [key[0] for key in groups(rows, [series])]
-    domain = list(dict.fromkeys([*order, *names]))
+    names = [key[0] for key in groups(rows, [series.key])]
+    domain = list(dict.fromkeys([*series.order, *names]))
     fit = max(1, width // (45 + 7 * max(len(str(name)) for name in names)))
     legend = alt.Legend(columns=fit, values=names) if len(domain) > 1 else None
-    channel = {"field": field(series), "type": "nominal", "legend": legend}
+    channel = {"field": field(series.key), "type": "nominal", "legend": legend}
     channels = {"color": alt.Color(**channel, scale=alt.Scale(domain=domain))}
     if len(domain) > len(SERIES["light"]):
         # Colours start over; the dash tells the first round from the next.
         patterns = [DASHES[i // len(SERIES["light"]) % len(DASHES)] for i in range(len(domain))]
         channels["strokeDash"] = alt.StrokeDash(**channel, scale=alt.Scale(domain=domain, range=patterns))
-    shown = alt.selection_point(fields=[field(series)], bind="legend", toggle="true",
-                                value=[{field(series): name} for name in names])
+    shown = alt.selection_point(fields=[field(series.key)], bind="legend", toggle="true",
+                                value=[{field(series.key): name} for name in names])
     return channels, [shown] if legend else []
 
 
@@ -88,12 +89,12 @@ def hover(base: Any, y: Any, keys: Sequence[str]) -> Any:
     return dot.add_params(near).properties(name=HOVER)
 
 
-def rules(reference: Mapping[str, float] | None, axis: str) -> list[Any]:
+def rules(reference: Mapping[str, float], axis: str) -> list[Any]:
     """Dotted lines across the chart at given values, with their names."""
     alt = need("altair")
     place = {"y": {"align": "right", "dy": -5, "x": "width"}, "x": {"align": "center", "y": -7}}[axis]
     layers = []
-    for label, value in (reference or {}).items():
+    for label, value in reference.items():
         base = alt.Chart(alt.Data(values=[{}])).encode(**{axis: alt.datum(value)})
         layers += [base.mark_rule(strokeDash=[2, 3], strokeWidth=1.3), base.mark_text(text=label, **place)]
     return layers
@@ -103,16 +104,16 @@ def left_out(count: int, what: str, why: str = "not finite") -> list[str]:
     return [f"left out: {count} {what}{'s' * (count > 1)}, {why}"] if count else []
 
 
-def nothing(title: str | None, keys: Sequence[str], rows: Sequence[dict], why: str = "") -> UserError:
+def nothing(title: str, keys: Sequence[str], rows: Sequence[dict], why: str = "") -> UserError:
     wanted = ", ".join(map(repr, keys))
     present = ", ".join(map(repr, rows[0])) if rows else "none"
     return UserError(f"chart {title or keys[-1]!r} has nothing to draw: none of its {len(rows)} rows has "
                      f"finite {wanted}{why}. Keys of the first row: {present}.")
 
 
-def finish(chart: Any, title: str | None, notes: Sequence[str], **size: Any) -> Any:
+def finish(chart: Any, title: str, notes: Sequence[str], **size: Any) -> Any:
     """Title, notes as subtitle, size and the house theme."""
     subtitle = {"subtitle": "; ".join(notes)} if notes else {}
-    head = {"title": need("altair").TitleParams(title or "", **subtitle)} if title or notes else {}
+    head = {"title": need("altair").TitleParams(title, **subtitle)} if title or notes else {}
     # The mark lets a page swap the colours for dark paper without touching charts made elsewhere.
     return chart.properties(usermeta={"theme": "gnomon"}, **head, **size).configure(**theme())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.report.chart_data import drawable, noisy
+from gnomon.report.chart_options import Axis, Line, Series
 from gnomon.report.charts import curves, profile
 from gnomon.report.known_metrics import SECTIONS, Measure, in_order, measure
 from gnomon.report.page import Page, flatten
@@ -23,7 +24,7 @@ from gnomon.report.runs import SUMMARY, Run, numbers, read_runs, summary
 
 # Bookkeeping rather than results; the two losses have a section of their own.
 _NOT_MEASURES = {"step", "tokens", "seconds", "loss", "val_loss"}
-_HALF = {"width": 330, "height": 210}
+_HALF = (330, 210)
 
 
 def run_report(folders: Sequence[Path], out: Path, title: str | None = None, figures: bool = True) -> Path:
@@ -113,9 +114,9 @@ def _losses(page: Page, runs: Sequence[Run]) -> None:
             if not _lines(rows):
                 continue
             smoothing = half_life if key == "loss" and half_life >= 1 else 0
-            chart = curves(rows, x, key, "run", order=_names(runs), title=f"{name} over {x}",
-                           y_title="loss (nats)", half_life=smoothing, focus=0.05,
-                           dots=len(rows) < 60 * len(runs), width=680 if width == 1 else 330)
+            chart = curves(rows, x, Axis(key, "loss (nats)"), _by_run(runs), f"{name} over {x}",
+                           line=Line(len(rows) < 60 * len(runs), half_life=smoothing, focus=0.05),
+                           size=(680 if width == 1 else 330, 260))
             told = f"Thick: exponential mean, half-life {smoothing:.0f} points. Faint: every point."
             page.chart(chart, told if smoothing and width == 1 else "", f"{key}-{x}", width)
 
@@ -129,8 +130,8 @@ def _draw(page: Page, runs: Sequence[Run], key: str, known: Measure) -> None:
     else:
         half_life = max((len(run.metrics) / 100 for run in runs if noisy(run.column(key))), default=0)
         rows = _rows(runs, key, "step")
-        chart = curves(rows, "step", key, "run", order=_names(runs), title=known.title, y_title=_y(known),
-                       focus=0.02, half_life=half_life, log_y=_wide(rows, key), **_HALF)
+        chart = curves(rows, "step", Axis(key, _y(known), _wide(rows, key)), _by_run(runs), known.title,
+                       line=Line(focus=0.02, half_life=half_life), size=_HALF)
         page.chart(chart, known.caption, key, 0.5)
 
 
@@ -144,15 +145,14 @@ def _draw_depth(page: Page, runs: Sequence[Run], key: str, known: Measure) -> No
             profiles += [{"depth": i, "run": run.name, "probe": moment, key: value}
                          for i, value in enumerate(probes[place][key])]
     # One run: the moments get the colours. Several: the runs do, and dashes tell the moments apart.
-    several = {"series": "run", "dash": "probe", "order": _names(runs)}
-    over_depth = profile(profiles, "depth", key, **(several if len(runs) > 1 else {"series": "probe"}),
-                         title=f"{known.title} over depth", x_title="depth (index)", y_title=_y(known),
-                         log_y=_wide(profiles, key), **_HALF)
+    by = Series("run", _names(runs), dash="probe") if len(runs) > 1 else Series("probe")
+    over_depth = profile(profiles, Axis("depth", "depth (index)"), Axis(key, _y(known), _wide(profiles, key)), by,
+                         f"{known.title} over depth", size=_HALF)
     page.chart(over_depth, known.caption, f"{key}-depth", 0.5)
     if not _lines(extremes):
         return
-    over_steps = curves(extremes, "step", key, "run", order=_names(runs), y_title=_y(known),
-                        title=f"{known.title}: {known.worst} over depth", log_y=_wide(extremes, key), **_HALF)
+    over_steps = curves(extremes, "step", Axis(key, _y(known), _wide(extremes, key)), _by_run(runs),
+                        f"{known.title}: {known.worst} over depth", size=_HALF)
     page.chart(over_steps, "", f"{key}-{known.worst}", 0.5)
 
 
@@ -166,9 +166,9 @@ def _draw_tensors(page: Page, runs: Sequence[Run], key: str, known: Measure) -> 
                     values.setdefault(tensor_group(name), []).append(value)
             rows += [{"step": row["step"], "run": run.name, "tensors": group, key: statistics.median(inside),
                       "smallest": min(inside), "largest": max(inside)} for group, inside in values.items()]
-    chart = curves(rows, "step", key, "run", order=_names(runs), band=("smallest", "largest"),
-                   panel="tensors", title=known.title,
-                   log_y=_wide(rows, "smallest") or _wide(rows, "largest"))
+    wide = _wide(rows, "smallest") or _wide(rows, "largest")
+    chart = curves(rows, "step", Axis(key, log=wide), _by_run(runs), known.title, panel="tensors",
+                   line=Line(band=("smallest", "largest")))
     page.chart(chart, f"{known.caption} Line: median over layers. Band: smallest to largest.".strip(), key)
 
 
@@ -181,6 +181,10 @@ def _moments(count: int, runs: int) -> list[tuple[str, int]]:
 
 def _names(runs: Sequence[Run]) -> list[str]:
     return [run.name for run in runs]
+
+
+def _by_run(runs: Sequence[Run]) -> Series:
+    return Series("run", _names(runs))
 
 
 def _rows(runs: Sequence[Run], key: str, x: str) -> list[dict[str, Any]]:

@@ -166,10 +166,11 @@ def figures(page: report.Page, results: Results) -> None:
         for key, title in shown.items():
             points = [p for name in names for p in _over(results, name, key)]
             if points:
-                chance = {"chance": cosine_null(256 if group == "MNIST MLP" else 64).mean} if key.endswith("1") else None
-                reference = chance if not key.startswith("turn") else None
-                page.chart(report.curves(points, "step", key, "variant", order=names, title=title, reference=reference, dots=True),
-                           "Mean over neighbouring layers and seeds.", f"{key}-{group}")  # fmt: skip
+                cosine = key.endswith("1") and not key.startswith("turn")
+                chance = {"chance": cosine_null(256 if group == "MNIST MLP" else 64).mean} if cosine else {}
+                chart = report.curves(points, "step", report.Axis(key, reference=chance), report.Series("variant", names), title,
+                                      line=report.Line(dots=True))  # fmt: skip
+                page.chart(chart, "Mean over neighbouring layers and seeds.", f"{key}-{group}")
 
 
 def mechanism(results: Results, name: str) -> dict[str, Any]:

@@ -187,10 +187,10 @@ def figures(page: report.Page, results: Results) -> None:
     ]  # fmt: skip
     if ends:
         page.section("What is left of the input")
-        page.chart(report.scatter(ends, "kept", "loss", "group", log_x=True, told=("variant", "lr"), y_title="final loss (nats)",
-                                  title="Final loss over the share of the entering state that is left",
-                                  x_title="product over sublayers of the cosine of the turn, at the end"),
-                   "Every run on a sphere, tuning runs included.", "kept")  # fmt: skip
+        left = report.Axis("kept", "product over sublayers of the cosine of the turn, at the end", log=True)
+        chart = report.scatter(ends, left, report.Axis("loss", "final loss (nats)"), "group",
+                               "Final loss over the share of the entering state that is left", told=("variant", "lr"))  # fmt: skip
+        page.chart(chart, "Every run on a sphere, tuning runs included.", "kept")
     steps = [
         {"run": f"{v.name.removeprefix(f'p=1, {BARE}').lstrip(', ') or 'plain'}, lr {rate:g}", "step": record["step"],
          "turn": max(record["angle"]), "alike": record["stream_coherence"][-1]}
@@ -199,10 +199,10 @@ def figures(page: report.Page, results: Results) -> None:
     ]  # fmt: skip
     if steps:
         page.section("Without a head bias, at every rate")
-        page.chart(report.curves(steps, "step", "turn", "run", title="Largest angle of a sublayer", y_title="radians"),
+        turn, alike = report.Axis("turn", "radians"), report.Axis("alike", "length of the mean unit state")
+        page.chart(report.curves(steps, "step", turn, "run", "Largest angle of a sublayer"),
                    "Tuning runs. The ratio of step to stream is the tangent of this angle.", "stall-angle")  # fmt: skip
-        page.chart(report.curves(steps, "step", "alike", "run", title="Coherence of the last states",
-                                 y_title="length of the mean unit state"),
+        page.chart(report.curves(steps, "step", alike, "run", "Coherence of the last states"),
                    "1: the states of all tokens are one point.", "stall-coherence")  # fmt: skip
 
 

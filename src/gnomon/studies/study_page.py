@@ -103,8 +103,9 @@ def _intervals(page: report.Page, results: Results) -> None:
         values = list(results.values(row["variant"]).values())
         if values:
             rows.append({"variant": row["variant"], "mean": row["mean"], "low": min(values), "high": max(values)})
+    mean = report.Axis("mean", "nats; line: lowest to highest seed")
     _chart(page, lambda: report.intervals(
-        rows, "variant", "mean", "low", "high", title="Final validation loss", x_title="nats; line: lowest to highest seed"
+        rows, "variant", mean, "low", "high", title="Final validation loss"
     ), "Final loss of the compared seeds.", "final")  # fmt: skip
 
 
@@ -115,8 +116,8 @@ def _group(page: report.Page, results: Results, group: str) -> None:
     page.section(f"In detail: {group}" if group else "In detail")
     loss = [row for name in names for row in band(results, name, "val_loss")]
     _chart(page, lambda: report.curves(
-        loss, "step", "val_loss", "variant", band=("low", "high"), order=names, focus=0.1, dots=True,
-        title="Validation loss (mean over seeds)", y_title="nats",
+        loss, "step", report.Axis("val_loss", "nats"), report.Series("variant", names), "Validation loss (mean over seeds)",
+        line=report.Line(dots=True, band=("low", "high"), focus=0.1),
     ), "Band: lowest to highest seed.", f"loss-{where}")  # fmt: skip
     _sensitivity(page, results, names, where)
     _depth(page, results, names, where)
@@ -144,8 +145,8 @@ def _sensitivity(page: report.Page, results: Results, names: list[str], where: s
     ]  # fmt: skip
     if rows:
         _chart(page, lambda: report.curves(
-            rows, "lr", "loss", "variant", log_x=True, dots=True, order=names, title="Final loss of the tuning runs",
-            x_title="peak learning rate", y_title="nats",
+            rows, report.Axis("lr", "peak learning rate", log=True), report.Axis("loss", "nats"), report.Series("variant", names),
+            "Final loss of the tuning runs", line=report.Line(dots=True),
         ), "Seed 1000. Rates at which a run diverged have no dot.", f"sensitivity-{where}")  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def _depth(page: report.Page, results: Results, names: list[str], where: str) ->
         if rows:
             wide = key in ("gradient_norm", "stream_norm") and min(row[key] for row in rows) > 0
             _chart(page, lambda rows=rows, key=key, title=title, unit=unit, wide=wide: report.profile(
-                rows, "depth", key, "variant", title=title, y_title=unit, log_y=wide, order=names
+                rows, "depth", report.Axis(key, unit, wide), report.Series("variant", names), title
             ), told, f"{key}-{where}")  # fmt: skip
 
 
@@ -188,7 +189,8 @@ def _over_steps(page: report.Page, results: Results, names: list[str], where: st
         rows = [row for name in names for row in band(results, name, key, pick)]
         if rows:
             _chart(page, lambda rows=rows, key=key, title=title, unit=unit, log=log: report.curves(
-                rows, "step", key, "variant", band=("low", "high"), title=title, y_title=unit, log_y=log, dots=True, order=names
+                rows, "step", report.Axis(key, unit, log), report.Series("variant", names), title,
+                line=report.Line(dots=True, band=("low", "high")),
             ), "Mean over seeds; band: lowest to highest.", f"{key}-{where}")  # fmt: skip
 
 
