@@ -24,8 +24,8 @@ from gnomon import data
 from gnomon.geometry.manifolds import DGram, Stiefel
 from gnomon.models import Transformer
 from gnomon.optim import ManifoldMuon, ownership
-from gnomon.train import loop, optimizer, preset, replace
-from gnomon.train.distributed import ALONE, Ranks, grad_norm, spread
+from gnomon.train import device, loop, optimizer, preset, replace, run_data
+from gnomon.train.distributed import ALONE, Ranks, grad_norm, parallelise
 from gnomon.train.sharded_saving import Saver
 
 SIZE = {"model.layers": 6, "model.width": 384, "model.heads": 6, "model.context": 256, "data.batch": 8}
@@ -43,23 +43,23 @@ class Trainer:
         torch.manual_seed(0)
         self.settings, self.ranks = settings, ranks
         self.model = Transformer(settings.model)
-        self.loss = spread(self.model, settings, ranks)
+        self.loss = parallelise(self.model, settings, ranks)
         self.optim = optimizer.build(self.model, settings.optim)
-        self.tokens, _ = loop.open_data(settings)
+        self.tokens, _ = run_data.open_data(settings)
         self.step = 0
 
     def __call__(self) -> None:
         s, ranks = self.settings, self.ranks
-        x, y = loop.to_device(
+        x, y = device.to_device(
             data.batch(self.tokens, seed=0, step=self.step, batch=s.data.batch, context=s.model.context,
                        rank=ranks.rank, world=ranks.world),
             torch.device("cpu"),
         )  # fmt: skip
         self.step += 1
         self.optim.zero_grad(set_to_none=True)
-        share = loop.backward(self.loss, self.model, [x], [y], loop.autocast(s.compute, x.device), ranks)
+        share = loop.backward(self.loss, self.model, [x], [y], device.autocast(s.compute, x.device), ranks)
         norm = grad_norm(self.model)
-        ranks.agree(share, norm, False)
+        ranks.reduce_step(share, norm, False)
         torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), 1.0, norm)
         self.optim.step()
 

@@ -12,8 +12,8 @@ import torch.multiprocessing as mp
 from gnomon import data
 from gnomon.models import Transformer
 from gnomon.optim import ownership
-from gnomon.train import loop, optimizer, preset, replace
-from gnomon.train.distributed import ALONE, Ranks, grad_norm, spread
+from gnomon.train import device, loop, optimizer, preset, replace, run_data
+from gnomon.train.distributed import ALONE, Ranks, grad_norm, parallelise
 
 SMALL = {
     "model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 16, "data.batch": 8, "steps": 6,
@@ -36,10 +36,10 @@ def steps(settings, ranks: Ranks = ALONE, *, count=4, double=False, ragged=False
     model = Transformer(settings.model)
     if double:
         model.double()
-    loss_fn = spread(model, settings, ranks)
+    loss_fn = parallelise(model, settings, ranks)
     optim = optimizer.build(model, settings.optim)
-    tokens, _ = loop.open_data(settings)
-    cast = loop.autocast(settings.compute, torch.device("cpu"))
+    tokens, _ = run_data.open_data(settings)
+    cast = device.autocast(settings.compute, torch.device("cpu"))
     micro = settings.data.batch // settings.data.accumulate // ranks.world
     losses = []
     for step in range(count):
@@ -56,7 +56,7 @@ def steps(settings, ranks: Ranks = ALONE, *, count=4, double=False, ragged=False
         optim.zero_grad(set_to_none=True)
         share = loop.backward(loss_fn, model, x.split(micro), y.split(micro), cast, ranks)
         norm = grad_norm(model)
-        losses.append(ranks.agree(share, norm, False)[:2])
+        losses.append(ranks.reduce_step(share, norm, False)[:2])
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), settings.optim.clip, norm)
         optim.step()
     named = dict(model.named_parameters())

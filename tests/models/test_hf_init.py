@@ -166,9 +166,9 @@ def test_a_run_from_a_checkpoint_with_the_change_reported(tmp_path, capsys):
     assert len(report["placed"]) == 12 and all(row["change"] > 0 for row in report["placed"])
     # With no rate to speak of the embeddings are still the checkpoint's, and the matrices are on their manifolds.
     model = Transformer(recipe.model)
-    from gnomon.train import saving
+    from gnomon.train import checkpoint_layout
 
-    saving.load_weights(model, saving.list_checkpoints(tmp_path / "run")[-1])
+    checkpoint_layout.load_weights(model, checkpoint_layout.list_checkpoints(tmp_path / "run")[-1])
     assert torch.equal(model.embed.weight, theirs.transformer.wte.weight)
     query = model.blocks[0].attention.query.weight.detach()
     torch.testing.assert_close(query @ query.T, torch.eye(32), rtol=0, atol=1e-3)
@@ -185,7 +185,7 @@ def test_a_pretrained_model_starts_where_it_was(tmp_path):
     recipe = recipe_of(tmp_path / "llama", tokenizer="byte", **{"optim.name": "adamw", "optim.weight_decay": 0.0})
     assert recipe.name == "tiny-from-llama" and recipe.init == str(tmp_path / "llama")
     record = train(recipe, tmp_path / "run")
-    from gnomon.train.loop import open_data
+    from gnomon.train.run_data import open_data
 
     x, y = (torch.from_numpy(part) for part in data.slices(open_data(recipe)[1], context=32, count=2))
     with torch.no_grad():

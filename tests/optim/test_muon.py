@@ -14,7 +14,7 @@ import gnomon
 from gnomon.errors import UserError
 from gnomon.models import Transformer, tiny
 from gnomon.optim import ManifoldMuon, Rule, advance, assign
-from gnomon.train import saving
+from gnomon.train import checkpoint_layout
 
 MANIFOLDS = {
     "stiefel": gnomon.Stiefel(),
@@ -238,12 +238,12 @@ def test_resume_equals_uninterrupted(assignment, options, tmp_path):
     run(whole, optimizer, 6)
     optimizer = ManifoldMuon(assign(parted, assignment), **options)
     run(parted, optimizer, 3)
-    tensors, rest = saving.split_state(optimizer.state_dict())
+    tensors, rest = checkpoint_layout.split_state(optimizer.state_dict())
     fresh = model(qkv="fused")
     fresh.load_state_dict(copy.deepcopy(parted.state_dict()))
     again = ManifoldMuon(assign(fresh, assignment), **options)
     fresh.load_state_dict(parted.state_dict())  # placing weights anew may round them
-    again.load_state_dict(saving.join_state(tensors, json.loads(json.dumps(rest))))
+    again.load_state_dict(checkpoint_layout.join_state(tensors, json.loads(json.dumps(rest))))
     run(fresh, again, 3, start=3)
     assert same(whole, fresh)
 

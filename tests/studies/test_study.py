@@ -15,8 +15,9 @@ from gnomon.errors import UserError
 from gnomon.studies import cost, layer_worth, recipe_study, runner, verdict
 from gnomon.studies.study import TUNING_SEED, Job, Outcome, Results, Study, Variant, at_edge, plan, rates, wanted
 from gnomon.train import preset, replace
-from gnomon.train.loop import open_data, to_device
+from gnomon.train.device import to_device
 from gnomon.train.presets import BASELINE
+from gnomon.train.run_data import open_data
 
 TINY = {
     "steps": 4, "model.layers": 2, "model.width": 16, "model.heads": 2, "model.context": 16, "data.batch": 2,

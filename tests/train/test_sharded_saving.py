@@ -15,8 +15,8 @@ from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.models import Transformer
 from gnomon.optim import ownership
-from gnomon.train import loop, optimizer, replace, saving, sharded_saving, train
-from gnomon.train.distributed import Ranks, spread
+from gnomon.train import checkpoint_layout, loop, optimizer, replace, saving, sharded_saving, train
+from gnomon.train.distributed import Ranks, parallelise
 from gnomon.train.run_writer import read_metrics
 
 # Starting processes takes seconds each, and on a busy machine minutes.
@@ -54,7 +54,7 @@ def loaded(folder, ranks):
     """Everything a resumed run has, whole."""
     torch.manual_seed(99)
     model = Transformer(SETTINGS.model)
-    spread(model, SETTINGS, ranks)
+    parallelise(model, SETTINGS, ranks)
     optim = optimizer.build(model, SETTINGS.optim)
     tracker = Tracker(model, 5)
     progress = saving.resume(Path(folder), model, optim, tracker, ranks)
@@ -64,7 +64,7 @@ def loaded(folder, ranks):
         for n, p in model.named_parameters()
         for key, value in optim.state[p].items()
     }
-    found |= {f"tracker {n}": x for n, x in saving.flat_tracker(tracker).items()}
+    found |= {f"tracker {n}": x for n, x in checkpoint_layout.flat_tracker(tracker).items()}
     found["counts"] = torch.tensor([group.get("step", 0) for group in optim.param_groups])
     return progress, {name: x.detach().clone() for name, x in found.items()}
 
@@ -115,7 +115,7 @@ def full_disk(folder, rank):
     try:
         run(folder, "ddp")
     except UserError as error:
-        return repr(error), [p.name for p in saving.list_checkpoints(folder)]
+        return repr(error), [p.name for p in checkpoint_layout.list_checkpoints(folder)]
     finally:
         sharded_saving._Writer.write_data = real
     return None
@@ -125,7 +125,7 @@ def damaged(folder, one):
     """Copies of a finished run whose newest checkpoint has another byte in a shard, or lacks one."""
     for name in ("flipped", "missing"):
         shutil.copytree(one, folder / "damaged" / name, symlinks=True)
-        newest = saving.list_checkpoints(folder / "damaged" / name)[-1]
+        newest = checkpoint_layout.list_checkpoints(folder / "damaged" / name)[-1]
         file = newest / "optimizer.safetensors"
         if name == "missing":
             file.unlink()
@@ -159,7 +159,7 @@ def test_a_run_goes_on_with_other_numbers_and_strategies(folder, answers):
             assert (key in a) == (key in b)
             if key in a:
                 assert b[key] == pytest.approx(a[key], rel=1e-3, abs=1e-4), (key, a["step"])
-    one, other = (load_file(saving.list_checkpoints(folder / n)[-1] / "model.safetensors") for n in ("whole", "run"))
+    one, other = (load_file(checkpoint_layout.list_checkpoints(folder / n)[-1] / "model.safetensors") for n in ("whole", "run"))
     assert one.keys() == other.keys()
     for name in one:
         torch.testing.assert_close(other[name], one[name], rtol=0, atol=5e-4)
@@ -174,9 +174,9 @@ def test_what_is_there_at_the_end(folder, answers):
     assert newest.name == "step-00000010" and {p.name for p in newest.iterdir()} == {
         "model.safetensors", "config.json", "state.json", "fingerprints.json", "shards",
     }  # fmt: skip
-    assert len(list((newest / "shards").iterdir())) == 2 and saving.damage(newest) is None
-    model = Transformer(saving.load_config(newest))
-    saving.load_weights(model, newest)
+    assert len(list((newest / "shards").iterdir())) == 2 and checkpoint_layout.damage(newest) is None
+    model = Transformer(checkpoint_layout.load_config(newest))
+    checkpoint_layout.load_weights(model, newest)
 
 
 @pytest.mark.parametrize("number, source", enumerate(["sharded", "single"]))
@@ -184,7 +184,7 @@ def test_what_is_there_at_the_end(folder, answers):
 def test_every_layout_loads_the_same_bits(folder, answers, size, kind, number, source):
     progress, expected = answers[0]["loaded", 1, "none"][number]
     assert progress["step"] == 4
-    newest = saving.list_checkpoints(folder / source)[-1]
+    newest = checkpoint_layout.list_checkpoints(folder / source)[-1]
     for name, tensor in load_file(newest / "model.safetensors").items():
         assert torch.equal(expected[f"weight {name}"], tensor)
     assert any(name.startswith("momentum") for name in expected) and any("tracker sum" in name for name in expected)
@@ -202,13 +202,13 @@ def test_damage_is_told_by_all_with_the_way_back(answers):
 
 
 def test_damaged_shards_are_told(folder, answers):
-    newest = saving.list_checkpoints(folder / "sharded")[-1]
+    newest = checkpoint_layout.list_checkpoints(folder / "sharded")[-1]
     for file in (newest / "shards").iterdir():
         held = file.read_bytes()
         file.write_bytes(held[:-9])
-        assert "were written" in saving.damage(newest) and file.name in saving.damage(newest)
+        assert "were written" in checkpoint_layout.damage(newest) and file.name in checkpoint_layout.damage(newest)
         file.write_bytes(held)
-    assert saving.damage(newest) is None
+    assert checkpoint_layout.damage(newest) is None
 
 
 def test_a_full_disk_in_one_process_stops_all_and_keeps_the_last(answers):

@@ -8,8 +8,8 @@ from typing import Any
 from gnomon import data
 from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
-from gnomon.train import init_from, saving
-from gnomon.train.loop import choose_device
+from gnomon.train import checkpoint_layout, init_from
+from gnomon.train.device import choose_device
 from gnomon.train.recipe import ComputeConfig, Recipe
 from gnomon.train.run_writer import load_recipe
 
@@ -22,12 +22,12 @@ def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Reci
         UserError: there is no checkpoint, or it is damaged.
     """
     if is_published(path):
-        model, recipe = init_from.published(str(path))
+        model, recipe = init_from.load_published(str(path))
     else:
         folder, path = locate(path)
         recipe = load_recipe(folder)
-        model = Transformer(saving.load_config(path))
-        saving.load_weights(model, path)
+        model = Transformer(checkpoint_layout.load_config(path))
+        checkpoint_layout.load_weights(model, path)
     model.to(choose_device(ComputeConfig(device=device))).eval()
     return model, data.tokenizer(recipe.data.tokenizer), recipe
 
@@ -46,7 +46,7 @@ def locate(path: str | Path) -> tuple[Path, Path]:
     path = Path(path)
     if (path / "model.safetensors").exists():
         return path.resolve().parent.parent, path
-    checkpoints = saving.list_checkpoints(path)
+    checkpoints = checkpoint_layout.list_checkpoints(path)
     if not checkpoints:
         raise UserError(
             f"{path} holds no checkpoint; give a run folder written by `gnomon train`, or a checkpoint in it"

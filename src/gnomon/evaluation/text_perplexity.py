@@ -17,7 +17,8 @@ from gnomon.data import wikitext as texts
 from gnomon.errors import UserError
 from gnomon.evaluation.loading import load
 from gnomon.evaluation.scoring import loglikelihoods
-from gnomon.train.loop import open_data, to_device
+from gnomon.train.device import to_device
+from gnomon.train.run_data import open_data
 
 
 @torch.no_grad()

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from gnomon import data, evaluation
 from gnomon.models.transformer import Transformer
 from gnomon.train import Recipe
-from gnomon.train.loop import open_data, to_device
+from gnomon.train.device import to_device
 from gnomon.train.probes import attention_seen
+from gnomon.train.run_data import open_data
 
 
 def measure(folder: Path, device: str = "auto") -> dict[str, Any]:

@@ -78,7 +78,7 @@ def train(recipe: MLPRecipe, folder: Path) -> dict[str, Any]:
     from gnomon import data
     from gnomon.continuity import Tracker
     from gnomon.models.mlp import ResidualMLP
-    from gnomon.train.loop import flushed_denormals
+    from gnomon.train.device import flushed_denormals
     from gnomon.train.run_writer import Metrics, write_environment
 
     shutil.rmtree(folder, ignore_errors=True)

@@ -72,7 +72,7 @@ def perform(job: Job, study_folder: Path, processes: int = 1) -> Outcome:
 def _language_model(job: Job, folder: Path, processes: int) -> dict[str, Any]:
     from gnomon import data
     from gnomon.studies import layer_worth
-    from gnomon.train.loop import open_data
+    from gnomon.train.run_data import open_data
     from gnomon.train.run_writer import read_metrics
 
     finite = _train(job, folder) if processes == 1 else _launch(job, folder, processes)

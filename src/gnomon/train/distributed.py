@@ -55,7 +55,7 @@ class Ranks:
         """The sum over all processes, in double precision."""
         return float(self.total(torch.tensor(value, dtype=torch.float64))) if self.world > 1 else value
 
-    def agree(self, loss: Tensor, grad_norm: Tensor, stop: bool) -> tuple[float, float, bool]:
+    def reduce_step(self, loss: Tensor, grad_norm: Tensor, stop: bool) -> tuple[float, float, bool]:
         """The sum of all shares of the loss, the gradient norm (which is the same everywhere), and whether any process was
         asked to stop: one exchange, one wait for the device."""
         if self.world == 1:
@@ -73,7 +73,7 @@ class Ranks:
         dist.all_gather_object(found, value)
         return found
 
-    def first(self, work: Callable[[], Any]) -> Any:
+    def on_main(self, work: Callable[[], Any]) -> Any:
         """Let the main process do some work and give everyone its result; a mistake it finds is raised everywhere."""
         if self.world == 1:
             return work()
@@ -113,7 +113,7 @@ def strategy_of(recipe: Recipe, processes: int) -> str:
 
 
 @contextlib.contextmanager
-def launched(recipe: Recipe, device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
+def process_group(recipe: Recipe, device: torch.device) -> Iterator[tuple[Ranks, torch.device]]:
     """Join the processes torchrun started (or those of a process group that is there), and leave them at the end.
 
     Yields this process's `Ranks` and its device: one accelerator for each process of a machine. A process group that is there
@@ -138,7 +138,7 @@ def launched(recipe: Recipe, device: torch.device) -> Iterator[tuple[Ranks, torc
             dist.destroy_process_group()
 
 
-def spread(model: Transformer, recipe: Recipe, ranks: Ranks) -> LossFn:
+def parallelise(model: Transformer, recipe: Recipe, ranks: Ranks) -> LossFn:
     """Prepare the model for the processes, in place, and return its loss as a function of tokens and targets.
 
     Compiled as a whole in one process, block by block in several.
@@ -184,7 +184,7 @@ def recompute_blocks(model: Transformer) -> None:
 
 
 @contextlib.contextmanager
-def held(loss_fn: LossFn, model: nn.Module) -> Iterator[None]:
+def no_gradient_sync(loss_fn: LossFn, model: nn.Module) -> Iterator[None]:
     """While open, gradients add up on each process and are not exchanged: for all micro-batches but the last."""
     if isinstance(loss_fn, DistributedDataParallel):
         with loss_fn.no_sync():
@@ -197,7 +197,7 @@ def held(loss_fn: LossFn, model: nn.Module) -> Iterator[None]:
         yield
 
 
-def eager(model: Transformer) -> contextlib.AbstractContextManager:
+def uncompiled(model: Transformer) -> contextlib.AbstractContextManager:
     """While open, compiled blocks run uncompiled, so that hooks set meanwhile are seen."""
     compiled = any(getattr(block, "_compiled_call_impl", None) is not None for block in model.blocks)
     return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()

@@ -40,8 +40,8 @@ def start_from(recipe: Recipe, source: str, residual: str | None = None, tokeniz
 
 
 def _tokenizer(source: str, model: TransformerConfig) -> str:
-    place = Path(source)
-    folder = place if place.is_dir() else place.parent
+    path = Path(source)
+    folder = path if path.is_dir() else path.parent
     for recipe in (folder / "recipe.json", folder.resolve().parent.parent / "recipe.json"):
         if recipe.exists():
             return read_json(recipe)["data"]["tokenizer"]
@@ -54,7 +54,7 @@ def _tokenizer(source: str, model: TransformerConfig) -> str:
     )
 
 
-def published(source: str) -> tuple[Transformer, Recipe]:
+def load_published(source: str) -> tuple[Transformer, Recipe]:
     """Model and recipe of a folder that is no checkpoint of a run. The data are those of its recipe.json, if it has one."""
     own = Path(source) / "recipe.json"
     if own.exists():
@@ -62,18 +62,18 @@ def published(source: str) -> tuple[Transformer, Recipe]:
     else:
         recipe = dataclasses.replace(start_from(preset("tiny", *BASELINE), source), name=Path(source).name)
     model = Transformer(recipe.model)
-    begin(model, source)
+    load_init(model, source)
     return model, recipe
 
 
-def begin(model: Transformer, source: str) -> dict[str, Any]:
+def load_init(model: Transformer, source: str) -> dict[str, Any]:
     """Load a checkpoint into a new model; returns what was done, see `gnomon.models.hf.pretrained.adopt`."""
     from gnomon.models.hf.pretrained import adopt
 
     return adopt(model, source)
 
 
-def tell(folder: Path, adopted: Mapping[str, Any], placed: Sequence[Mapping[str, Any]]) -> None:
+def report_init(folder: Path, adopted: Mapping[str, Any], placed: Sequence[Mapping[str, Any]]) -> None:
     """Write `init.json`: what was loaded, and by how much each matrix changed when it was put on its manifold; and print it
     in short."""
     write_json(folder / "init.json", {**adopted, "placed": list(placed)})

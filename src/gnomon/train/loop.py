@@ -1,16 +1,18 @@
 """One run, from a recipe to a folder. Killed at any moment, the same call continues it bit for bit (on CPU).
 
-Legend: B batch, T context.
+`train` opens what a run needs and closes it; `set_up` makes the parts, `resume_or_start` puts them where the run stands, and
+`run_steps` is the loop: `take_step`, `observe`, write, save.
+
+Legend: B batch, m micro-batches, T context.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,17 @@ from torch import Tensor, nn
 
 from gnomon import anatomy, data
 from gnomon.continuity import Tracker
-from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
 from gnomon.optim import clip_logits
 from gnomon.progress import Progress
-from gnomon.train import init_from, optimizer, postmortem, saving, schedule
-from gnomon.train.distributed import ALONE, LossFn, Ranks, grad_norm, held, launched, spread
+from gnomon.train import checkpoint_layout, init_from, optimizer, postmortem, saving, schedule
+from gnomon.train.device import Autocast, autocast, choose_device, flushed_denormals, to_device
+from gnomon.train.distributed import ALONE, LossFn, Ranks, grad_norm, no_gradient_sync, parallelise, process_group
 from gnomon.train.probes import probe, probe_weights
-from gnomon.train.recipe import ComputeConfig, Recipe
+from gnomon.train.recipe import Recipe
+from gnomon.train.run_data import open_data
 from gnomon.train.run_writer import Metrics, open_run, write_environment
+from gnomon.train.signals import stop_on_signal
 from gnomon.train.sinks import Sinks, check_sinks
 
 
@@ -44,157 +48,156 @@ def train(recipe: Recipe, folder: str | Path, sinks: Sequence[str] = ()) -> dict
         UserError: the folder holds another recipe, the data do not fit the model, a sink is unknown or not installed,
             or a loss is not finite.
     """
-    with flushed_denormals(), launched(recipe, choose_device(recipe.compute)) as (ranks, device):
-        return _train(recipe, Path(folder), sinks, ranks, device)
-
-
-def _train(recipe: Recipe, folder: Path, sinks: Sequence[str], ranks: Ranks, device: torch.device) -> dict[str, Any]:
     check_sinks(sinks)
-    train_tokens, val_tokens = open_data(recipe)
+    with flushed_denormals(), process_group(recipe, choose_device(recipe.compute)) as (ranks, device):
+        run = set_up(recipe, Path(folder), ranks, device)
+        # All mistakes above are told before anything is written.
+        progress = resume_or_start(run)
+        outlets = Sinks(sinks, run.folder, recipe, progress["step"]) if ranks.main else None
+        with contextlib.closing(Metrics(run.folder, progress["step"], outlets, writes=ranks.main)) as metrics:
+            return run_steps(run, progress, metrics)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts of a run on this process.
+
+    Args:
+        loss: the model's, as a function of tokens and targets, spread over the processes and compiled where asked.
+        tokens: to train on.
+        val: inputs and targets (N, T) of the fixed validation slice.
+        probe_tokens: (n, T), the first of these inputs.
+        adopted: what was loaded from `recipe.init`; None where nothing was.
+    """
+
+    recipe: Recipe
+    folder: Path
+    ranks: Ranks
+    device: torch.device
+    model: Transformer
+    anatomy: anatomy.Anatomy
+    loss: LossFn
+    optimizer: torch.optim.Optimizer
+    tracker: Tracker | None
+    tokens: Any
+    val: tuple[Tensor, Tensor]
+    probe_tokens: Tensor
+    autocast: Autocast
+    adopted: dict[str, Any] | None
+
+    @property
+    def micro(self) -> int:
+        """Rows of one micro-batch on this process."""
+        return self.recipe.data.batch // self.recipe.data.accumulate // self.ranks.world
+
+
+def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> Run:
+    """Make the parts of a run, from its seed or `recipe.init`; writes nothing."""
+    tokens, val_tokens = open_data(recipe)
+    T, watch = recipe.model.context, recipe.watch
+    val = to_device(data.slices(val_tokens, context=T, count=max(watch.eval_tokens // T, 1)), device)
     torch.manual_seed(recipe.seed)
     model = Transformer(recipe.model).to(device)
-    adopted = init_from.begin(model, recipe.init) if recipe.init and not saving.list_checkpoints(folder) else None
-    if recipe.model.head_bias and recipe.init is None:
-        counts = data.frequencies(train_tokens, recipe.model.vocab_size)
-        model.start_at_frequencies(torch.from_numpy(counts).to(device))
-    loss_fn = spread(model, recipe, ranks)
-    optim = optimizer.build(model, recipe.optim)
+    adopted = None
+    if recipe.init is not None:
+        # A checkpoint of the run itself will replace what would be loaded here.
+        adopted = None if checkpoint_layout.list_checkpoints(folder) else init_from.load_init(model, recipe.init)
+    elif recipe.model.head_bias:
+        model.start_at_frequencies(torch.from_numpy(data.frequencies(tokens, recipe.model.vocab_size)).to(device))
+    loss = parallelise(model, recipe, ranks)
+    return Run(
+        recipe, folder, ranks, device, model, anatomy.read(model), loss,
+        optimizer=optimizer.build(model, recipe.optim),
+        tracker=Tracker(model, watch.track_every) if watch.track_every else None,
+        tokens=tokens, val=val, probe_tokens=val[0][: max(watch.probe_tokens // T, 1)],
+        autocast=autocast(recipe.compute, device), adopted=adopted,
+    )  # fmt: skip
 
-    # All mistakes above are told before anything is written.
-    ranks.first(lambda: open_run(folder, recipe))
-    if adopted is not None and ranks.main:
-        init_from.tell(folder, adopted, getattr(optim, "placed", []))
-    tracker = Tracker(model, recipe.watch.track_every) if recipe.watch.track_every else None
-    progress = saving.resume(folder, model, optim, tracker, ranks) or {"step": 0, "tokens": 0, "seconds": 0.0}
+
+def resume_or_start(run: Run) -> dict[str, Any]:
+    """Open the run folder and load its newest checkpoint; returns the step, tokens and seconds so far."""
+    ranks = run.ranks
+    ranks.on_main(lambda: open_run(run.folder, run.recipe))
+    if run.adopted is not None and ranks.main:
+        init_from.report_init(run.folder, run.adopted, getattr(run.optimizer, "placed", []))
+    progress = saving.resume(run.folder, run.model, run.optimizer, run.tracker, ranks)
     if ranks.main:
-        size = sum(p.numel() for p in model.parameters())
-        write_environment(folder, device=str(device), parameters=size, processes=ranks.world, strategy=ranks.strategy)
-    outlets = Sinks(sinks, folder, recipe, progress["step"]) if ranks.main else None
-    metrics = Metrics(folder, progress["step"], outlets, writes=ranks.main)
-    cast = autocast(recipe.compute, device)
+        size = sum(p.numel() for p in run.model.parameters())
+        write_environment(
+            run.folder, device=str(run.device), parameters=size, processes=ranks.world, strategy=ranks.strategy
+        )
+    return progress or {"step": 0, "tokens": 0, "seconds": 0.0}
 
-    parts = anatomy.read(model)
-    watch, T = recipe.watch, recipe.model.context
-    micro = recipe.data.batch // recipe.data.accumulate // ranks.world
-    val = to_device(data.slices(val_tokens, context=T, count=max(watch.eval_tokens // T, 1)), device)
-    probe_tokens = val[0][: max(watch.probe_tokens // T, 1)]
-    record: dict[str, Any] = metrics.recent[-1] if metrics.recent else {}
-    started = time.monotonic() - progress["seconds"]
-    training, counted = 0.0, 0
 
+def run_steps(run: Run, progress: dict[str, Any], metrics: Metrics) -> dict[str, Any]:
+    """Train from where the run stands to its last step, or until it is asked to stop; returns the last record."""
+    recipe, watch, clock = run.recipe, run.recipe.watch, _Clock(progress["seconds"])
+    record, stopped = metrics.recent[-1] if metrics.recent else {}, False
     with (
-        stop_signal() as stopped,
-        saving.saver(ranks, recipe.parallel.async_save) as save,
+        stop_on_signal() as asked_to_stop,
+        saving.saver(run.ranks, recipe.parallel.async_save) as save,
         Progress("training", recipe.steps, "step", done=progress["step"]) as bar,
-        contextlib.closing(metrics),
     ):
         for step in range(progress["step"] + 1, recipe.steps + 1):
-            tick = time.monotonic()
-            x_BT, y_BT = to_device(
-                data.batch(
-                    train_tokens,
-                    seed=recipe.seed,
-                    step=step - 1,
-                    batch=recipe.data.batch,
-                    context=T,
-                    boundaries=recipe.data.boundaries,
-                    rank=ranks.rank,
-                    world=ranks.world,
-                ),
-                device,
-            )
-            rate = schedule.ratio(recipe.schedule, step - 1, recipe.steps)
-            optimizer.set_rate(optim, rate)
-            optim.zero_grad(set_to_none=True)
-            loss = backward(loss_fn, model, x_BT.split(micro), y_BT.split(micro), cast, ranks)
-            if tracker is not None:
-                tracker.before_step(step)
-            norm = grad_norm(model)
-            # One wait for the device a step: the price of never applying a bad update.
-            loss_now, norm_now, stopping = ranks.agree(loss, norm, stopped())
-            if not math.isfinite(loss_now + norm_now):
-                recent = [*metrics.recent, {"step": step, "loss": loss_now, "grad_norm": norm_now}]
-                raise postmortem.stop(folder, step, model, (x_BT[:micro], y_BT[:micro]), recent, ranks)
-            if recipe.optim.clip is not None:
-                torch.nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optim.clip, norm)
-            optim.step()
-            if recipe.optim.logit_clip is not None and due(step, 10):
-                clip_logits(model, parts, probe(model, probe_tokens)["attention_logit_max"], recipe.optim.logit_clip)
-            counted += recipe.tokens_per_step
-            training += time.monotonic() - tick
-
             last = step == recipe.steps
-            record = {
-                "step": step,
-                "loss": loss_now,
-                "lr": recipe.optim.lr * rate,
-                "grad_norm": norm_now,
-                "tokens": step * recipe.tokens_per_step,
-            }
-            if due(step, watch.eval_every) or last:
-                record["val_loss"] = evaluate(model, val, micro, cast, ranks)
-            if due(step, watch.probe_every) or last:
-                with cast():
-                    record |= probe(model, probe_tokens)
-                record |= probe_weights(model, parts, optim)
-            if tracker is not None:
-                record |= tracker.after_step(step)
-            record["seconds"] = round(time.monotonic() - started, 3)
+            with clock.training(recipe.tokens_per_step):
+                record, stopped = take_step(run, step, asked_to_stop(), metrics.recent)
+            record |= observe(run, step, last)
+            record["seconds"] = clock.seconds()
             if due(step, watch.log_every) or record.keys() & {"val_loss", "angle", "change"}:
-                record["tokens_per_second"] = round(counted / training, 1)
+                record["tokens_per_second"] = clock.tokens_per_second()
                 metrics.write(record)
-                training, counted = 0.0, 0
-            if due(step, watch.save_every) or last or stopping:
-                progress = {"step": step, "tokens": record["tokens"], "seconds": record["seconds"]}
-                save(folder, model, optim, progress, watch.keep, tracker)
-            if ranks.main:
+            if due(step, watch.save_every) or last or stopped:
+                progress = {key: record[key] for key in ("step", "tokens", "seconds")}
+                save(run.folder, run.model, run.optimizer, progress, watch.keep, run.tracker)
+            if run.ranks.main:
                 bar.advance(1, note=describe(record, metrics.recent))
-            if stopping:
+            if stopped:
                 return {**record, "stopped": not last}
     return {**record, "stopped": False}
 
 
-@contextlib.contextmanager
-def flushed_denormals() -> Iterator[None]:
-    """Treat denormal numbers as zero on the CPU while open, then as before.
+def take_step(run: Run, step: int, stop: bool, recent: list[dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+    """Update number `step`, from 1; returns its record, and whether any process was asked to stop.
 
-    Moments of dead inputs decay into them, and then steps are several times slower. Worker threads inherit the setting
-    from the thread that starts them, so it comes before any work.
+    Raises:
+        NonFinite: the loss or a gradient is not finite; no weight was changed.
     """
-    smallest = torch.tensor([5e-324], dtype=torch.float64)
-    before = not bool((smallest * 1).item())
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(before)
+    recipe, model, ranks = run.recipe, run.model, run.ranks
+    x_BT, y_BT = training_batch(run, step)
+    rate = schedule.ratio(recipe.schedule, step - 1, recipe.steps)
+    optimizer.set_rate(run.optimizer, rate)
+    run.optimizer.zero_grad(set_to_none=True)
+    share = backward(run.loss, model, x_BT.split(run.micro), y_BT.split(run.micro), run.autocast, ranks)
+    if run.tracker is not None:
+        run.tracker.before_step(step)
+    norm = grad_norm(model)
+    # One wait for the device a step: the price of never applying a bad update.
+    loss, norm_now, stop = ranks.reduce_step(share, norm, stop)
+    if not math.isfinite(loss + norm_now):
+        recent = [*recent, {"step": step, "loss": loss, "grad_norm": norm_now}]
+        raise postmortem.stop(run.folder, step, model, (x_BT[: run.micro], y_BT[: run.micro]), recent, ranks)
+    if recipe.optim.clip is not None:
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optim.clip, norm)
+    run.optimizer.step()
+    if recipe.optim.logit_clip is not None and due(step, 10):
+        with run.autocast():
+            largest = probe(model, run.probe_tokens)["attention_logit_max"]
+        clip_logits(model, run.anatomy, largest, recipe.optim.logit_clip)
+    tokens = step * recipe.tokens_per_step
+    return {"step": step, "loss": loss, "lr": recipe.optim.lr * rate, "grad_norm": norm_now, "tokens": tokens}, stop
 
 
-def due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
-
-
-def describe(record: dict[str, Any], recent: list[dict[str, Any]]) -> str:
-    val = next((r["val_loss"] for r in reversed(recent) if "val_loss" in r), None)
-    speed = next((r["tokens_per_second"] for r in reversed(recent) if "tokens_per_second" in r), 0)
-    return f"loss {record['loss']:.3f}  val {'-' if val is None else format(val, '.3f')}  {speed:,.0f} tok/s"
-
-
-def open_data(recipe: Recipe) -> tuple[Any, Any]:
-    """Training and validation tokens of a recipe, checked against the model's vocabulary."""
-    source = recipe.data
-    if source.val is None:
-        pair = data.open_train_val(source.train, fraction=source.val_fraction, tokenizer=source.tokenizer)
-    else:
-        train_tokens, val_tokens = (data.open_tokens(p, tokenizer=source.tokenizer) for p in (source.train, source.val))
-        pair = train_tokens, val_tokens
-    for part in pair:
-        if part.vocab_size is not None and part.vocab_size > recipe.model.vocab_size:
-            raise UserError(
-                f"{part.name} has token ids up to {part.vocab_size - 1}, the model knows {recipe.model.vocab_size}; "
-                f"set model.vocab_size={part.vocab_size} or larger"
-            )
-    return pair
+def training_batch(run: Run, step: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (B, T) of this process at a step, from 1."""
+    source, ranks = run.recipe.data, run.ranks
+    return to_device(
+        data.batch(
+            run.tokens, seed=run.recipe.seed, step=step - 1, batch=source.batch, context=run.recipe.model.context,
+            boundaries=source.boundaries, rank=ranks.rank, world=ranks.world,
+        ),
+        run.device,
+    )  # fmt: skip
 
 
 def backward(
@@ -202,7 +205,7 @@ def backward(
     model: nn.Module,
     x_mBT: Sequence[Tensor],
     y_mBT: Sequence[Tensor],
-    cast: Callable[[], Any],
+    cast: Autocast,
     ranks: Ranks,
 ) -> Tensor:
     """Add up the gradients of the micro-batches; returns this process's share of the mean loss.
@@ -212,7 +215,7 @@ def backward(
     loss = torch.zeros((), device=x_mBT[0].device)
     targets = ranks.total(torch.stack([(y != data.NO_TARGET).sum() for y in y_mBT]).sum())
     for index, (x, y) in enumerate(zip(x_mBT, y_mBT)):
-        with held(loss_fn, model) if index + 1 < len(x_mBT) else contextlib.nullcontext():
+        with no_gradient_sync(loss_fn, model) if index + 1 < len(x_mBT) else contextlib.nullcontext():
             with cast():
                 part = loss_fn(x, y) * ((y != data.NO_TARGET).sum() / targets)
             # Gradients are averaged over processes where they should be added.
@@ -221,9 +224,23 @@ def backward(
     return loss
 
 
+def observe(run: Run, step: int, last: bool) -> dict[str, Any]:
+    """What is measured after this step, where it is due."""
+    watch, found = run.recipe.watch, {}
+    if due(step, watch.eval_every) or last:
+        found["val_loss"] = evaluate(run.model, run.val, run.micro, run.autocast, run.ranks)
+    if due(step, watch.probe_every) or last:
+        with run.autocast():
+            found |= probe(run.model, run.probe_tokens)
+        found |= probe_weights(run.model, run.anatomy, run.optimizer)
+    if run.tracker is not None:
+        found |= run.tracker.after_step(step)
+    return found
+
+
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, val: tuple[Tensor, Tensor], micro: int, cast: Callable[[], Any], ranks: Ranks = ALONE
+    model: nn.Module, val: tuple[Tensor, Tensor], micro: int, cast: Autocast, ranks: Ranks = ALONE
 ) -> float:
     """Mean loss over the fixed validation windows, in nats a token; each process takes its share of them."""
     total, size = 0.0, micro * ranks.world
@@ -236,56 +253,33 @@ def evaluate(
     return ranks.sum(total) / len(val[0])
 
 
-def to_device(pair: tuple[Any, Any], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two numpy arrays of token ids as tensors on the device."""
-    x, y = (torch.from_numpy(array).to(device, non_blocking=True) for array in pair)
-    return x, y
+def due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
-def choose_device(compute: ComputeConfig) -> torch.device:
-    """The device of a recipe; "auto" takes cuda, then mps, then cpu.
-
-    Raises:
-        UserError: it was asked for and is not there.
-    """
-    if compute.device == "auto":
-        for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
-            if there:
-                return torch.device(name)
-        return torch.device("cpu")
-    try:
-        device = torch.device(compute.device)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(
-            f"device {compute.device!r} cannot be used here: {str(error).splitlines()[0]}. Try --device cpu."
-        ) from error
-    return device
+def describe(record: dict[str, Any], recent: list[dict[str, Any]]) -> str:
+    """A line for the progress bar."""
+    val = next((r["val_loss"] for r in reversed(recent) if "val_loss" in r), None)
+    speed = next((r["tokens_per_second"] for r in reversed(recent) if "tokens_per_second" in r), 0)
+    return f"loss {record['loss']:.3f}  val {'-' if val is None else format(val, '.3f')}  {speed:,.0f} tok/s"
 
 
-def autocast(compute: ComputeConfig, device: torch.device) -> Callable[[], Any]:
-    if compute.precision == "fp32":
-        return contextlib.nullcontext
-    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+class _Clock:
+    """Seconds of the run, and the speed of training alone since it was last asked for."""
 
+    def __init__(self, before: float):
+        self._started, self._trained, self._tokens = time.monotonic() - before, 0.0, 0
 
-@contextlib.contextmanager
-def stop_signal() -> Iterator[Callable[[], bool]]:
-    """While open, the first SIGINT or SIGTERM asks the loop to save and end; a second one interrupts at once."""
-    seen: list[int] = []
+    @contextlib.contextmanager
+    def training(self, tokens: int) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self._trained, self._tokens = self._trained + time.monotonic() - start, self._tokens + tokens
 
-    def handle(number: int, _frame: Any) -> None:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(number)
-        print("\nstopping after this step; press again to stop now", file=sys.stderr)
+    def seconds(self) -> float:
+        return round(time.monotonic() - self._started, 3)
 
-    old = {}
-    # Only the main thread may install handlers; elsewhere the caller's stay in force.
-    with contextlib.suppress(ValueError):
-        old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(seen)
-    finally:
-        for s, handler in old.items():
-            signal.signal(s, handler)
+    def tokens_per_second(self) -> float:
+        speed = round(self._tokens / self._trained, 1)
+        self._trained, self._tokens = 0.0, 0
+        return speed

@@ -18,7 +18,7 @@ from gnomon.models.transformer import Transformer
 from gnomon.optim import ManifoldMuon
 from gnomon.optim.ownership import whole
 from gnomon.residual import Residual
-from gnomon.train.distributed import eager
+from gnomon.train.distributed import uncompiled
 
 
 @torch.no_grad()
@@ -42,7 +42,7 @@ def probe(model: Transformer, tokens_BT: Tensor) -> dict[str, Any]:
     joins = [join for block in model.blocks for join in (block.join_attention, block.join_mlp)]
     handles = [join.register_forward_hook(after_join) for join in joins]
     try:
-        with attention_seen(model, lambda logits_BHTS: _attention(logits_BHTS, found)), eager(model):
+        with attention_seen(model, lambda logits_BHTS: _attention(logits_BHTS, found)), uncompiled(model):
             model(tokens_BT)
     finally:
         for handle in handles:

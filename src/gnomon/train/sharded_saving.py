@@ -1,6 +1,6 @@
 """Checkpoints of several processes, through torch.distributed.checkpoint: each writes its pieces, all at once.
 
-checkpoints/step-00000300/   as in `gnomon.train.saving`, but
+checkpoints/step-00000300/   as in `gnomon.train.checkpoint_layout`, but
     shards/*.safetensors     `model/<name>`, `optimizer/<entry>/<name>`, `scalar/<entry>/<name>`, `tracker/<kind>/<name>`; each
                              file says where in the whole tensors its pieces lie
     model.safetensors        the weights put together, for all who only read
@@ -33,7 +33,7 @@ from gnomon.files import atomic_folder
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
 from gnomon.optim import ownership
-from gnomon.train import saving
+from gnomon.train import checkpoint_layout
 from gnomon.train.distributed import ALONE, Ranks
 
 
@@ -62,17 +62,17 @@ class Saver:
         keep: int,
         tracker: Tracker | None = None,
     ) -> Path:
-        """As `checkpoint.save`; raises here what went wrong in the one before."""
+        """`gnomon.train.saving.Save`; raises here what went wrong in the one before."""
         self.wait()
-        path = saving.place(folder, progress["step"])
-        if self._ranks.first(path.exists):
+        path = checkpoint_layout.checkpoint_path(folder, progress["step"])
+        if self._ranks.on_main(path.exists):
             return path
-        tensors, rest = saving.split_state(optimizer.state_dict())
+        tensors, rest = checkpoint_layout.split_state(optimizer.state_dict())
         state = {f"model/{name}": x for name, x in model.state_dict().items()}
         # safetensors gives no slices of tensors without dimensions, so these are stored with one.
         state |= {f"optimizer/{key}" if x.ndim else f"scalar/{key}": x if x.ndim else x[None] for key, x in tensors.items()}
         if tracker is not None:
-            state |= {f"tracker/{key}": x for key, x in saving.flat_tracker(tracker).items()}
+            state |= {f"tracker/{key}": x for key, x in checkpoint_layout.flat_tracker(tracker).items()}
         writer = _Writer(path, keep, model.config, {**progress, "optimizer": rest})
         self._pending = dcp.async_save(  # type: ignore[assignment]
             self._share(state), storage_writer=writer, process_group=self._group, async_stager=self._stager
@@ -119,19 +119,19 @@ class _Writer(HuggingFaceStorageWriter):
     """Every process writes its pieces beside the place of the checkpoint; `finish`, which torch calls on the first process
     when all have, makes a checkpoint of them."""
 
-    def __init__(self, place: Path, keep: int, config: TransformerConfig, state: dict[str, Any]):
-        self.place, self.keep, self.config, self.state = place, keep, config, state
-        self.pieces = place.with_name(f".{place.name}.shards.partial")
+    def __init__(self, checkpoint: Path, keep: int, config: TransformerConfig, state: dict[str, Any]):
+        self.checkpoint, self.keep, self.config, self.state = checkpoint, keep, config, state
+        self.pieces = checkpoint.with_name(f".{checkpoint.name}.shards.partial")
         super().__init__(str(self.pieces), save_distributed=True)
 
     def finish(self, metadata: Any, results: Any) -> None:
         super().finish(metadata, results)
-        with atomic_folder(self.place) as partial:
+        with atomic_folder(self.checkpoint) as partial:
             os.replace(self.pieces, partial / "shards")
             weights = _load(partial / "shards", "model/", {}, ALONE)
             save_file(weights, partial / "model.safetensors")
-            saving.seal(partial, self.config, self.state)
-        saving.tidy(self.place.parent.parent, self.keep)
+            checkpoint_layout.seal(partial, self.config, self.state)
+        checkpoint_layout.tidy(self.checkpoint.parent.parent, self.keep)
 
 
 def read(
