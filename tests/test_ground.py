@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -12,8 +14,19 @@ import pytest
 
 from gnomon import cli, report
 from gnomon.errors import UserError, check_name, printable, refused, suggest
-from gnomon.files import atomic, atomic_folder, check_readable, read_json, remove_partials, write_json
+from gnomon.files import (
+    atomic,
+    atomic_folder,
+    check_readable,
+    flatten,
+    read_json,
+    remove_partials,
+    restored,
+    spelled,
+    write_json,
+)
 from gnomon.progress import Progress, duration, quantity
+from gnomon.run_folder import checkpoint_folder, checkpoint_folders, locate, newest_checkpoint, read_metrics, run_of
 
 
 def test_suggestions():
@@ -30,10 +43,51 @@ def test_file_is_whole_or_as_before(tmp_path):
     with pytest.raises(OSError), atomic(path, "w") as file:
         file.write("half")
         raise OSError(28, "No space left on device")
-    with pytest.raises(ValueError):
-        write_json(path, {"a": float("nan")})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
     assert read_json(path) == {"a": 1}
     assert [p.name for p in path.parent.iterdir()] == ["f.json"]
+
+
+def test_numbers_that_are_not_finite_are_spelled_and_come_back(tmp_path):
+    write_json(path := tmp_path / "f.json", {"a": math.inf, "b": [-math.inf, (math.nan, 1.5)], "c": {"d": None, "e": "word"}})
+    read = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert read == {"a": "inf", "b": ["-inf", ["nan", 1.5]], "c": {"d": None, "e": "word"}}
+    back = restored(read)
+    assert back["a"] == math.inf and back["b"][0] == -math.inf and math.isnan(back["b"][1][0]) and back["b"][1][1] == 1.5
+    assert back["c"] == {"d": None, "e": "word"} and spelled(back) == read
+
+
+def test_leaves_by_dotted_path():
+    assert flatten({"a": {"b": 1, "c": {}, "d": {"e": [2]}}, "f": None}) == {"a.b": 1, "a.d.e": [2], "f": None}
+
+
+def test_checkpoints_of_a_run_by_number(tmp_path):
+    with pytest.raises(UserError, match="no run folder"):
+        newest_checkpoint(tmp_path)
+    for step in (900, 100_000_000, 20):
+        checkpoint_folder(tmp_path, step).mkdir(parents=True)
+    (tmp_path / "checkpoints" / ".step-00000999.partial").mkdir()
+    (tmp_path / "checkpoints" / "latest").symlink_to("step-00000020")
+    names = [path.name for path in checkpoint_folders(tmp_path)]
+    assert names == ["step-00000020", "step-00000900", "step-100000000"]
+    assert locate(tmp_path) == (tmp_path, tmp_path / "checkpoints" / "step-100000000")
+    (chosen := checkpoint_folder(tmp_path, 900)).joinpath("model.safetensors").touch()
+    assert locate(chosen) == (tmp_path.resolve(), chosen) and run_of(chosen) == tmp_path.resolve()
+
+
+def test_metrics_of_old_and_new_runs(tmp_path):
+    assert read_metrics(tmp_path) == []
+    lines = [{"step": 2, "loss": None, "list": [1.0, None]}, {"step": 1, "loss": "inf"}, {"step": 3, "loss": 1.0}]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "loss": 2.5}\n{"step": 4, "lo'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    first, second, third = read_metrics(tmp_path)
+    assert first["loss"] == math.inf and math.isnan(second["loss"]) and second["list"] == [1.0, None]
+    assert third == {"step": 3, "loss": 2.5}, "what was written last counts"
+    (tmp_path / "metrics.jsonl").write_text("[1]\n" + text)
+    with pytest.raises(UserError, match="line 1, is no JSON object"):
+        read_metrics(tmp_path)
+    assert len(read_metrics(tmp_path, notes := [])) == 3 and "2 unreadable lines skipped (line 1, 6)" in notes[0]
 
 
 def test_folder_is_whole_or_absent(tmp_path):

@@ -24,12 +24,12 @@ from torch import Tensor
 from gnomon import evaluation
 from gnomon.data.tokenizers import Tokenizer
 from gnomon.errors import UserError
-from gnomon.files import atomic_folder, read_json, write_json
+from gnomon.files import atomic_folder, flatten, read_json, write_json
 from gnomon.models.hf import fresh_process, gpt2_llama, remote_code
 from gnomon.models.hf.card import model_card
 from gnomon.models.transformer import Transformer
-from gnomon.train.recipe import Recipe, flatten, to_dict
-from gnomon.train.run_writer import read_metrics
+from gnomon.run_folder import ENVIRONMENT, RECIPE, locate, read_metrics
+from gnomon.train.recipe import Recipe, to_dict
 
 TEXT = "The blade of a sundial is its gnomon. Шадоў, 影 — naïve?\n\tIt's 12 o'clock."
 CLOSE = 1e-4
@@ -105,7 +105,7 @@ def export(run: str | Path, out: str | Path, *, verify: bool = False) -> Exporte
         _amend(partial / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
         end = tokenizer.end_of_text
         transformers.GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end).save_pretrained(partial)
-        write_json(partial / "recipe.json", to_dict(recipe))
+        write_json(partial / RECIPE, to_dict(recipe))
         difference = compare(ours, model, tokenizer, partial) if verify else None
         made = replace(made, difference=difference)
         (partial / "README.md").write_text(_card(run, made, recipe), encoding="utf-8")
@@ -170,9 +170,9 @@ def _fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
 
 
 def _card(run: str | Path, made: Exported, recipe: Recipe) -> str:
-    folder, checkpoint = evaluation.locate(run)
+    folder, checkpoint = locate(Path(run))
     step = read_json(checkpoint / "state.json")["step"]
-    records = [r for r in read_metrics(folder) if r["step"] <= step] if (folder / "metrics.jsonl").exists() else []
+    records = [r for r in read_metrics(folder) if r["step"] <= step]
     last = {key: value for record in records for key, value in record.items()}
     loss = last.get("val_loss")
     results = {
@@ -184,12 +184,12 @@ def _card(run: str | Path, made: Exported, recipe: Recipe) -> str:
         "seconds of training": last.get("seconds"),
     }
     values = to_dict(recipe)
-    environment = folder / "environment.json"
+    environment = folder / ENVIRONMENT
     return model_card(
         made.folder.name,
         made.family,
         made.obstacles,
-        dict(flatten(values)),
+        flatten(values),
         values["model"],
         read_json(environment) if environment.exists() else {},
         results,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,8 +75,8 @@ def remove_partials(folder: str | os.PathLike) -> None:
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Write `value` as indented JSON, atomically. NaN and infinities are refused: they are not JSON."""
-    text = json.dumps(value, indent=2, allow_nan=False)
+    """Write `value` as indented JSON, atomically. Numbers that are not finite are `spelled`."""
+    text = json.dumps(spelled(value), indent=2, allow_nan=False)
     with atomic(path, "w") as file:
         file.write(text + "\n")
 
@@ -113,6 +114,32 @@ def read_json(path: str | os.PathLike) -> Any:
         return json.loads(check_readable(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not JSON: {error}") from error
+
+
+def spelled(value: Any) -> Any:
+    """`value` with numbers that are not finite as the words "nan", "inf" and "-inf": JSON has no such numbers."""
+    if isinstance(value, Mapping):
+        return {key: spelled(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [spelled(item) for item in value]
+    return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def restored(value: Any) -> Any:
+    """The inverse of `spelled`, for values that hold numbers; text that reads "nan" or "inf" would become one."""
+    if isinstance(value, Mapping):
+        return {key: restored(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [restored(item) for item in value]
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"optim": {"lr": 1}}` -> `{"optim.lr": 1}`; a mapping with nothing in it leaves nothing."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _sync(path: Path) -> None:

@@ -15,8 +15,8 @@ from gnomon.data import NO_TARGET, Tokens, batch, chunks_per_epoch, mix, open_to
 from gnomon.errors import UserError
 from gnomon.models.config import tiny
 from gnomon.models.transformer import Transformer
+from gnomon.run_folder import read_metrics
 from gnomon.train import preset, replace, train
-from gnomon.train.run_writer import read_metrics
 
 END = tokenizer("byte").end_of_text
 

@@ -142,8 +142,9 @@ def test_what_cannot_be_mixed_is_explained(tmp_path):
 
 
 def test_a_run_on_a_mixture_keeps_it_in_its_recipe_and_goes_on_as_if_never_stopped(tmp_path):
+    from gnomon.run_folder import read_metrics
     from gnomon.train import preset, replace, train
-    from gnomon.train.run_writer import load_recipe, read_metrics
+    from gnomon.train.run_writer import load_recipe
 
     write(tmp_path / "a.bin", "the quick brown fox " * 99)
     write(tmp_path / "b.bin", "jumps over the lazy dog " * 99)

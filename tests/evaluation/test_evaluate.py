@@ -11,8 +11,8 @@ import torch
 from gnomon import data, evaluation
 from gnomon.errors import UserError
 from gnomon.evaluation.generation import _Unfinished
+from gnomon.run_folder import read_metrics
 from gnomon.train import preset, replace, train
-from gnomon.train.run_writer import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def test_text_of_another_tokenizer_is_refused(run, tmp_path):
 
 
 def test_checkpoints_of_a_run_can_be_named(run):
-    from gnomon.train.saving import list_checkpoints
+    from gnomon.run_folder import checkpoint_folders
 
-    first, last = list_checkpoints(run)
+    first, last = checkpoint_folders(run)
     losses = [evaluation.perplexity(path, tokens=2048, device="cpu")["loss"] for path in (first, last)]
     assert losses[0] > losses[1]
 

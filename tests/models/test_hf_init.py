@@ -15,6 +15,7 @@ from gnomon.errors import UserError
 from gnomon.models import Transformer, TransformerConfig
 from gnomon.models.hf import GnomonConfig, GnomonForCausalLM, gpt2_llama
 from gnomon.models.hf.pretrained import adopt, settings_of
+from gnomon.run_folder import checkpoint_folders
 from gnomon.train import from_dict, preset, replace, to_dict, train
 from gnomon.train.init_from import start_from
 
@@ -168,7 +169,7 @@ def test_a_run_from_a_checkpoint_with_the_change_reported(tmp_path, capsys):
     model = Transformer(recipe.model)
     from gnomon.train import checkpoint_layout
 
-    checkpoint_layout.load_weights(model, checkpoint_layout.list_checkpoints(tmp_path / "run")[-1])
+    checkpoint_layout.load_weights(model, checkpoint_folders(tmp_path / "run")[-1])
     assert torch.equal(model.embed.weight, theirs.transformer.wte.weight)
     query = model.blocks[0].attention.query.weight.detach()
     torch.testing.assert_close(query @ query.T, torch.eye(32), rtol=0, atol=1e-3)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gnomon.run_folder import checkpoint_folders, read_metrics
 from gnomon.train import checkpoint_layout
-from gnomon.train.run_writer import read_metrics
 
 # Starting processes takes seconds each, and on a busy machine minutes.
 pytestmark = pytest.mark.timeout(900)
@@ -73,7 +73,7 @@ def ends(processes):
 
 
 def weights(folder):
-    return load_file(checkpoint_layout.list_checkpoints(folder)[-1] / "model.safetensors")
+    return load_file(checkpoint_folders(folder)[-1] / "model.safetensors")
 
 
 def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
@@ -85,7 +85,7 @@ def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
     ((out, err), code), ((quiet, _), other) = ends(processes)
     assert code == other == 130 and "the same command continues" in out and quiet == "", (out, err)
     stopped = read_metrics(folder)[-1]["step"]
-    newest = checkpoint_layout.list_checkpoints(folder)[-1]
+    newest = checkpoint_folders(folder)[-1]
     assert newest.name == f"step-{stopped:08d}" and checkpoint_layout.damage(newest) is None and stopped < STEPS
 
     # kill -9 of one in the middle; the other cannot go on, and whoever launched them ends it.
@@ -97,7 +97,7 @@ def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
     processes[0].kill()
     ends(processes)
     left = read_metrics(folder)[-1]["step"]
-    newest = checkpoint_layout.list_checkpoints(folder)[-1]
+    newest = checkpoint_folders(folder)[-1]
     assert checkpoint_layout.damage(newest) is None and left - int(newest.name.split("-")[1]) <= 20 and left < STEPS
 
     for where in (folder, tmp_path / "whole"):
@@ -124,7 +124,7 @@ def test_torchrun(tmp_path, strategy):
     wait_for_step(tmp_path / "run", 12, [process])
     process.terminate()
     process.communicate(timeout=120)
-    saved = checkpoint_layout.list_checkpoints(tmp_path / "run")[-1].name
+    saved = checkpoint_folders(tmp_path / "run")[-1].name
     assert int(saved.split("-")[1]) == read_metrics(tmp_path / "run")[-1]["step"] < STEPS
     for arguments in (start, command(tmp_path / "one")):
         done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)

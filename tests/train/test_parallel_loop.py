@@ -11,9 +11,9 @@ from parallel_cases import Group, recipe, spawn
 from safetensors.torch import load_file
 
 from gnomon.models.transformer import MLP
-from gnomon.train import checkpoint_layout, train
+from gnomon.run_folder import checkpoint_folders, read_metrics
+from gnomon.train import train
 from gnomon.train.postmortem import NonFinite
-from gnomon.train.run_writer import read_metrics
 
 # Starting processes takes seconds each, and on a busy machine minutes.
 pytestmark = pytest.mark.timeout(900)
@@ -73,7 +73,7 @@ def test_what_one_process_finds_stops_all(folder, answers, kind, how):
     assert told[0] == told[1] and "before the update" in told[0]
     first = json.loads((folder / f"{kind}-{how}" / "postmortem.json").read_text())["first_bad"]
     assert first.startswith({"forward": "the output of 'blocks.0.mlp", "backward": "the gradient of 'blocks."}[how])
-    newest = checkpoint_layout.list_checkpoints(folder / f"{kind}-{how}")[-1]
+    newest = checkpoint_folders(folder / f"{kind}-{how}")[-1]
     assert all(t.isfinite().all() for t in load_file(newest / "model.safetensors").values())
 
 
@@ -82,7 +82,7 @@ def test_logits_are_clipped_alike(folder, answers, kind):
     one = folder / "clipped-one"
     if not one.exists():
         train(recipe("pre-norm", "none", **CLIPPED), one)
-    a, b = (load_file(checkpoint_layout.list_checkpoints(f)[-1] / "model.safetensors") for f in (one, folder / f"clipped-{kind}"))
+    a, b = (load_file(checkpoint_folders(f)[-1] / "model.safetensors") for f in (one, folder / f"clipped-{kind}"))
     name = "blocks.0.attention.qkv.weight"
     torch.testing.assert_close(a[name].norm(), b[name].norm(), rtol=0.02, atol=0)
     free = recipe("pre-norm", "none", **CLIPPED | {"optim.logit_clip": None})

@@ -15,9 +15,9 @@ from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.models import Transformer
 from gnomon.optim import ownership
+from gnomon.run_folder import checkpoint_folders, read_metrics
 from gnomon.train import checkpoint_layout, loop, optimizer, replace, saving, sharded_saving, train
 from gnomon.train.distributed import Ranks, parallelise
-from gnomon.train.run_writer import read_metrics
 
 # Starting processes takes seconds each, and on a busy machine minutes.
 pytestmark = pytest.mark.timeout(900)
@@ -115,7 +115,7 @@ def full_disk(folder, rank):
     try:
         run(folder, "ddp")
     except UserError as error:
-        return repr(error), [p.name for p in checkpoint_layout.list_checkpoints(folder)]
+        return repr(error), [p.name for p in checkpoint_folders(folder)]
     finally:
         sharded_saving._Writer.write_data = real
     return None
@@ -125,7 +125,7 @@ def damaged(folder, one):
     """Copies of a finished run whose newest checkpoint has another byte in a shard, or lacks one."""
     for name in ("flipped", "missing"):
         shutil.copytree(one, folder / "damaged" / name, symlinks=True)
-        newest = checkpoint_layout.list_checkpoints(folder / "damaged" / name)[-1]
+        newest = checkpoint_folders(folder / "damaged" / name)[-1]
         file = newest / "optimizer.safetensors"
         if name == "missing":
             file.unlink()
@@ -159,7 +159,7 @@ def test_a_run_goes_on_with_other_numbers_and_strategies(folder, answers):
             assert (key in a) == (key in b)
             if key in a:
                 assert b[key] == pytest.approx(a[key], rel=1e-3, abs=1e-4), (key, a["step"])
-    one, other = (load_file(checkpoint_layout.list_checkpoints(folder / n)[-1] / "model.safetensors") for n in ("whole", "run"))
+    one, other = (load_file(checkpoint_folders(folder / n)[-1] / "model.safetensors") for n in ("whole", "run"))
     assert one.keys() == other.keys()
     for name in one:
         torch.testing.assert_close(other[name], one[name], rtol=0, atol=5e-4)
@@ -184,7 +184,7 @@ def test_what_is_there_at_the_end(folder, answers):
 def test_every_layout_loads_the_same_bits(folder, answers, size, kind, number, source):
     progress, expected = answers[0]["loaded", 1, "none"][number]
     assert progress["step"] == 4
-    newest = checkpoint_layout.list_checkpoints(folder / source)[-1]
+    newest = checkpoint_folders(folder / source)[-1]
     for name, tensor in load_file(newest / "model.safetensors").items():
         assert torch.equal(expected[f"weight {name}"], tensor)
     assert any(name.startswith("momentum") for name in expected) and any("tracker sum" in name for name in expected)
@@ -202,7 +202,7 @@ def test_damage_is_told_by_all_with_the_way_back(answers):
 
 
 def test_damaged_shards_are_told(folder, answers):
-    newest = checkpoint_layout.list_checkpoints(folder / "sharded")[-1]
+    newest = checkpoint_folders(folder / "sharded")[-1]
     for file in (newest / "shards").iterdir():
         held = file.read_bytes()
         file.write_bytes(held[:-9])

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from gnomon.errors import UserError
+from gnomon.run_folder import read_metrics
 from gnomon.train import preset, replace, train
-from gnomon.train.run_writer import read_metrics
 from gnomon.train.sinks import SINKS, Sinks, scalars
 
 RECIPE = replace(

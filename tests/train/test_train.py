@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from gnomon.errors import UserError
-from gnomon.train import checkpoint_layout, loop, preset, replace, run_data, saving, train
-from gnomon.train.run_writer import read_metrics
+from gnomon.run_folder import checkpoint_folders, read_metrics
+from gnomon.train import loop, preset, replace, run_data, saving, train
 
 SMALL = {
     "model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 32, "data.batch": 4, "steps": 12,
@@ -31,7 +31,7 @@ def recipe(residual="pre-norm", assignment="adamw", **changes):
 
 
 def weights(folder):
-    return load_file(checkpoint_layout.list_checkpoints(folder)[-1] / "model.safetensors")
+    return load_file(checkpoint_folders(folder)[-1] / "model.safetensors")
 
 
 def same(a, b):
@@ -56,7 +56,7 @@ def test_run_folder(tmp_path):
     assert len(last["attention_logit_max"]) == len(last["attention_entropy"]) == 2
     assert 0 < max(last["attention_entropy"]) < torch.log(torch.tensor(32.0))
     assert record == {**last, "stopped": False}
-    assert [p.name for p in checkpoint_layout.list_checkpoints(folder)] == ["step-00000036", "step-00000040"]
+    assert [p.name for p in checkpoint_folders(folder)] == ["step-00000036", "step-00000040"]
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["torch"] == torch.__version__ and environment["parameters"] > 0
 
@@ -166,7 +166,7 @@ def start(folder, steps=4000):
 
 def wait_for_step(folder, step, process):
     for _ in range(600):
-        if checkpoint_layout.list_checkpoints(folder) and len(read_metrics(folder)) >= step:
+        if checkpoint_folders(folder) and len(read_metrics(folder)) >= step:
             return
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
@@ -199,7 +199,7 @@ def test_asked_to_stop_it_saves_first(tmp_path, number):
     os.kill(process.pid, number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "the same command continues" in out, (out, err)
-    saved = int(checkpoint_layout.list_checkpoints(tmp_path)[-1].name.split("-")[1])
+    saved = int(checkpoint_folders(tmp_path)[-1].name.split("-")[1])
     assert saved == read_metrics(tmp_path)[-1]["step"]
 
 
@@ -227,7 +227,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path):
 
 def test_damaged_checkpoint_is_told(tmp_path):
     train(recipe(), tmp_path)
-    file = checkpoint_layout.list_checkpoints(tmp_path)[-1] / "model.safetensors"
+    file = checkpoint_folders(tmp_path)[-1] / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(UserError, match="damaged"):
         train(recipe(), tmp_path)
@@ -236,7 +236,7 @@ def test_damaged_checkpoint_is_told(tmp_path):
 def test_parameters_in_another_order_are_refused(tmp_path):
     """Without names, two parameters of one shape would swap their moments in silence."""
     train(recipe(), tmp_path)
-    file = checkpoint_layout.list_checkpoints(tmp_path)[-1] / "state.json"
+    file = checkpoint_folders(tmp_path)[-1] / "state.json"
     state = json.loads(file.read_text())
     names = state["optimizer"]["param_groups"][0]["param_names"]
     query, key = (next(i for i, n in enumerate(names) if n.endswith(f"{role}.weight")) for role in ("query", "key"))

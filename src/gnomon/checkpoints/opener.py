@@ -15,6 +15,7 @@ import torch
 from gnomon.checkpoints import gguf_files, lora, quantised, safetensors_files, torch_files
 from gnomon.checkpoints.checkpoint import Buffer, Checkpoint, Entry, from_module, from_tensors, shown
 from gnomon.errors import UserError
+from gnomon.run_folder import is_run, newest_checkpoint
 
 __all__ = ["Buffer", "Checkpoint", "Entry", "open_checkpoint"]
 
@@ -54,7 +55,7 @@ def open_checkpoint(source: Any, *, base: Any = None, config: Mapping[str, Any] 
     path = Path(source).expanduser()
     if not path.exists():
         path = _from_hub(str(source))
-    path = _last_of_run(path)
+    path = newest_checkpoint(path) if is_run(path) else path
     folder = path if path.is_dir() else path.parent
     adapter = folder / "adapter_config.json"
     checkpoint = _open_folder(path) if path.is_dir() else _open_file(path)
@@ -124,21 +125,6 @@ def _only(names: list[str], preferred: str | tuple[str, ...], folder: Path) -> s
 def _passing_over(checkpoint: Checkpoint, names: list[str], chosen: str) -> Checkpoint:
     notes = tuple(f"{name} stands beside {chosen} and was passed over" for name in names if name != chosen)
     return dataclasses.replace(checkpoint, notes=checkpoint.notes + notes)
-
-
-def _last_of_run(path: Path) -> Path:
-    """For a run folder of ours, its last checkpoint."""
-    if not (path / "checkpoints").is_dir() or not (path / "recipe.json").exists():
-        return path
-    saved = [item for item in (path / "checkpoints").iterdir() if item.is_dir() and item.name[0] != "."]
-    if not saved:
-        raise UserError(f"{path} is a run without a checkpoint yet. Let it reach its first.")
-
-    def step(folder: Path) -> tuple[int, float]:
-        number = re.search(r"\d+", folder.name)
-        return (int(number[0]) if number else -1, folder.stat().st_mtime)
-
-    return max(saved, key=step)
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def compare(a: Singular, b: Singular, k: int, full: bool) -> dict[str, Any]:
         row[f"angle_{side}_null"] = math.degrees(subspace.angle_null(dim, k))
     row |= _full(a, b) if full else _NO_FULL
     row["subspace_defined"] = not (flat(a, k) or flat(b, k))
-    row["gap"] = finite(min(a.gap, b.gap))
+    row["gap"] = min(a.gap, b.gap)
     row["residual"] = float(max(a.residual_k[:k].max(), b.residual_k[:k].max()))
     return row
 
@@ -121,11 +121,6 @@ def effective_rank(sigma_k: Tensor) -> float:
     """exp of the entropy of p_i = sigma_i^2 / sum sigma^2 (arXiv:2605.04971 Eq. 3)."""
     p = sigma_k.square() / sigma_k.square().sum()
     return float(torch.exp(-torch.xlogy(p, p).sum()))
-
-
-def finite(value: float) -> float | None:
-    """JSON knows no infinity."""
-    return value if math.isfinite(value) else None
 
 
 _NO_FULL: dict[str, float | None] = {

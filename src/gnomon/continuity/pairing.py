@@ -128,7 +128,7 @@ def _matrix(one: Measured, checkpoint: Checkpoint, k: int) -> dict[str, Any]:
     return row | {
         "norm": at.norm,
         "sigma": at.sigma_k[:k].tolist(),
-        "gap": pair_measures.finite(at.gap),
+        "gap": at.gap,
         "residual": float(at.residual_k[:k].max()),
         "stable_rank": at.stable_rank,
         "effective_rank": one.effective_rank,

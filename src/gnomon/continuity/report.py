@@ -14,7 +14,7 @@ from gnomon.continuity.advice import remarks
 from gnomon.continuity.measurements import Measurements
 from gnomon.continuity.summary import columns_and_formats
 from gnomon.errors import UserError
-from gnomon.files import write_json
+from gnomon.files import spelled, write_json
 
 _IN_JSON = "model family settings summary rows flags matrices serial heads sharing".split()
 
@@ -26,7 +26,7 @@ class Report(Measurements):
     other: Report | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but vectors, ready for JSON."""
+        """Everything but vectors, ready for JSON: a gap over nothing reads "inf"."""
         found = {key: getattr(self, key) for key in _IN_JSON}
         found["heat"] = [
             {"stack": heat.stack, "role": heat.role, "layers": list(heat.layers)}
@@ -37,7 +37,7 @@ class Report(Measurements):
             found["compared_with"] = self.other.to_dict()
             found["comparison"] = sidebyside.summary(self, self.other)
             found["turned"] = sidebyside.turned(self, self.other)
-        return found
+        return spelled(found)
 
     def to_json(self, path: str | os.PathLike) -> Path:
         """Write `to_dict()`, atomically."""

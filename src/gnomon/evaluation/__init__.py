@@ -5,7 +5,7 @@ from __future__ import annotations
 from gnomon.lazy import lazy
 
 _EXPORTS = {
-    "load": "loading", "locate": "loading", "is_published": "loading",
+    "load": "loading", "is_published": "loading",
     "generate": "generation",
     "perplexity": "text_perplexity", "wikitext": "text_perplexity",
     "loglikelihoods": "scoring", "complete": "scoring",

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import data
-from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
+from gnomon.run_folder import locate
 from gnomon.train import checkpoint_layout, init_from
 from gnomon.train.device import choose_device
 from gnomon.train.recipe import ComputeConfig, Recipe
@@ -24,7 +24,7 @@ def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Reci
     if is_published(path):
         model, recipe = init_from.load_published(str(path))
     else:
-        folder, path = locate(path)
+        folder, path = locate(Path(path))
         recipe = load_recipe(folder)
         model = Transformer(checkpoint_layout.load_config(path))
         checkpoint_layout.load_weights(model, path)
@@ -35,20 +35,3 @@ def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Reci
 def is_published(path: str | Path) -> bool:
     """Whether the path is a Hugging Face folder, and no checkpoint of a run."""
     return (Path(path) / "config.json").exists() and not (Path(path) / "state.json").exists()
-
-
-def locate(path: str | Path) -> tuple[Path, Path]:
-    """The run folder and the checkpoint that a path means: a run's newest checkpoint, or the checkpoint itself.
-
-    Raises:
-        UserError: there is no checkpoint.
-    """
-    path = Path(path)
-    if (path / "model.safetensors").exists():
-        return path.resolve().parent.parent, path
-    checkpoints = checkpoint_layout.list_checkpoints(path)
-    if not checkpoints:
-        raise UserError(
-            f"{path} holds no checkpoint; give a run folder written by `gnomon train`, or a checkpoint in it"
-        )
-    return path, checkpoints[-1]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnomon.files import atomic
+from gnomon.files import atomic, flatten
 from gnomon.report import tables
 from gnomon.report.chart_parts import HOVER, need
 from gnomon.report.theme import theme
@@ -122,17 +122,6 @@ class Page:
         return self
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"optim": {"lr": 1}}` -> `{"optim.lr": 1}`; an empty dict has nothing to show."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def _shown(value: Any) -> str:
     return tables.cells([{"value": value}], ["value"])[0][0].text
 
@@ -179,7 +168,10 @@ def _bundle() -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand inside a script element: no `<`, no NaN."""
+    """JSON that may stand inside a script element: no `<`, no NaN.
+
+    Numbers that are not finite become null here and are not `spelled`: Vega leaves a null out, and would draw a word.
+    """
     finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
     return json.dumps(finite, separators=(",", ":")).replace("<", "\\u003c")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from gnomon.files import read_json
 from gnomon.progress import duration, quantity
 from gnomon.report.chart_data import drawable, smooth
 from gnomon.report.tables import is_number
+from gnomon.run_folder import ENVIRONMENT, METRICS, POSTMORTEM, RECIPE, read_metrics
 
 # How `summary` is shown: keywords for `report.show`, `report.table` and `Page.table`.
 SUMMARY: dict[str, Any] = {
@@ -63,9 +62,13 @@ def read_run(folder: Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"no run folder at {folder}. A run folder is what `gnomon train --out` writes.")
-    metrics, notes = _read_metrics(folder / "metrics.jsonl")
-    recipe, environment, postmortem = (_read_dict(folder / name, notes)
-                                       for name in ("recipe.json", "environment.json", "postmortem.json"))
+    notes: list[str] = []
+    metrics = read_metrics(folder, notes)
+    if not metrics:
+        why = "is missing" if not (folder / METRICS).is_file() else "holds no line that is a JSON object with a \"step\""
+        raise UserError(f"{folder / METRICS} {why}, so there is nothing to report. Is {folder} a run folder, and did the "
+                        "run reach its first step?")
+    recipe, environment, postmortem = (_read_dict(folder / name, notes) for name in (RECIPE, ENVIRONMENT, POSTMORTEM))
     name = str((recipe or {}).get("name") or folder.resolve().name)
     return Run(folder, name, recipe or {}, environment or {}, metrics, postmortem, notes)
 
@@ -114,36 +117,6 @@ def summary(folder: Path | Run) -> dict[str, Any]:
         "max_attention_logit": _largest(run, "attention_logit_max"),
         "seconds": run.last("seconds"),
     }
-
-
-def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    if not path.is_file():
-        raise UserError(f"{path} is missing, so there is nothing to report. Is {path.parent} a run folder, "
-                        "and did the run reach its first step?")
-    rows: dict[Any, dict[str, Any]] = {}
-    bad: list[int] = []
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                bad += [number] if line.strip() else []
-                continue
-            if isinstance(row, dict) and drawable(row.get("step")):
-                # JSON has no NaN: null is a number that was not finite. A resumed run may repeat the steps
-                # after its checkpoint; what it wrote last counts.
-                rows[row["step"]] = {key: math.nan if value is None else value for key, value in row.items()}
-            else:
-                bad.append(number)
-    if not rows:
-        raise UserError(f"{path} holds no metrics: it is empty, or no line is a JSON object with a \"step\". "
-                        "Did the run reach its first step?")
-    notes = []
-    if bad:
-        lines = ", ".join(map(str, bad[:5])) + (" …" if len(bad) > 5 else "")
-        notes.append(f"{path.parent.name}/{path.name}: {len(bad)} unreadable line{'s' * (len(bad) > 1)} skipped "
-                     f"(line {lines}); a run killed while writing leaves one behind")
-    return [rows[step] for step in sorted(rows)], notes
 
 
 def _read_dict(path: Path, notes: list[str]) -> dict[str, Any] | None:

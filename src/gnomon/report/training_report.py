@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon.files import flatten
 from gnomon.report.chart_data import drawable, noisy
 from gnomon.report.chart_options import Axis, Line, Series
 from gnomon.report.charts import curves, profile
 from gnomon.report.known_metrics import SECTIONS, Measure, in_order, measure
-from gnomon.report.page import Page, flatten
+from gnomon.report.page import Page
 from gnomon.report.runs import SUMMARY, Run, numbers, read_runs, summary
 
 # Bookkeeping rather than results; the two losses have a section of their own.

@@ -17,6 +17,7 @@ from typing import Any
 from gnomon.errors import check_name
 from gnomon.files import write_json
 from gnomon.models.mlp import MLPConfig
+from gnomon.run_folder import RECIPE
 from gnomon.studies.verdict import fate
 
 OPTIMIZERS = ("adam", "sign", "sgd")
@@ -89,7 +90,7 @@ def train(recipe: MLPRecipe, folder: Path) -> dict[str, Any]:
         model = ResidualMLP(recipe.model)
         optimizer = _optimizer(model, recipe)
         tracker = Tracker(model, recipe.track_every, reference=recipe.track_every)
-        write_json(folder / "recipe.json", recipe.to_dict())
+        write_json(folder / RECIPE, recipe.to_dict())
         write_environment(folder, parameters=sum(p.numel() for p in model.parameters()))
         metrics = Metrics(folder, 0)
         generator = torch.Generator().manual_seed(recipe.seed)

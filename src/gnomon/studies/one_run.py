@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import UserError
-from gnomon.files import read_json, write_json
+from gnomon.files import read_json, restored, write_json
+from gnomon.run_folder import CHECKPOINTS, POSTMORTEM, RECIPE, read_metrics
 from gnomon.studies.study import Job, Outcome
 from gnomon.studies.verdict import entropy, fate
 
@@ -35,10 +36,11 @@ def known(job: Job, study_folder: Path) -> Outcome | None:
         return None
     if isinstance(job.recipe, Recipe):
         open_run(folder, job.recipe)
-    elif read_json(folder / "recipe.json") != job.recipe.to_dict():
+    elif read_json(folder / RECIPE) != job.recipe.to_dict():
         raise UserError(f"{folder} holds a run of another recipe than this study's; give another --out")
     found = read_json(file)
-    value = math.nan if found["value"] is None else found["value"]
+    # Studies of older versions wrote null for a value that was not finite.
+    value = math.nan if found["value"] is None else restored(found["value"])
     return Outcome(found["fate"], value, found["seconds"], folder)
 
 
@@ -61,11 +63,10 @@ def perform(job: Job, study_folder: Path, processes: int = 1) -> Outcome:
         from gnomon.studies import mlp_run
 
         found = mlp_run.train(job.recipe, folder)
-    value = found["value"] if math.isfinite(found["value"]) else None
-    write_json(folder / "outcome.json", {**found, "value": value})
+    write_json(folder / "outcome.json", found)
     if job.tuning:
         # What a tuning run leaves is a number and its curve.
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return Outcome(found["fate"], found["value"], found["seconds"], folder)
 
 
@@ -73,11 +74,10 @@ def _language_model(job: Job, folder: Path, processes: int) -> dict[str, Any]:
     from gnomon import data
     from gnomon.studies import layer_worth
     from gnomon.train.run_data import open_data
-    from gnomon.train.run_writer import read_metrics
 
     finite = _train(job, folder) if processes == 1 else _launch(job, folder, processes)
-    records = read_metrics(folder) if (folder / "metrics.jsonl").exists() else []
-    losses = [math.nan if r["val_loss"] is None else r["val_loss"] for r in records if "val_loss" in r]
+    records = read_metrics(folder)
+    losses = [r["val_loss"] for r in records if "val_loss" in r]
     counts = data.frequencies(open_data(job.recipe)[0], job.recipe.model.vocab_size)
     unigram = entropy([int(count) for count in counts])
     found = fate(losses, unigram, finite=finite)
@@ -110,11 +110,11 @@ def _launch(job: Job, folder: Path, processes: int) -> bool:
 
     open_run(folder, job.recipe)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "gnomon",
-               "train", "--config", str(folder / "recipe.json"), "--out", str(folder)]  # fmt: skip
+               "train", "--config", str(folder / RECIPE), "--out", str(folder)]  # fmt: skip
     done = subprocess.run(command, stdout=sys.stderr, stderr=sys.stderr)
     if done.returncode == 0:
         return True
-    if (folder / "postmortem.json").exists():
+    if (folder / POSTMORTEM).exists():
         return False
     raise UserError(f"{job.variant}, lr {job.rate:g}, seed {job.seed}: torchrun ended with code {done.returncode}; the study's "
                     "study.log tells why")  # fmt: skip
@@ -123,9 +123,7 @@ def _launch(job: Job, folder: Path, processes: int) -> bool:
 @functools.cache
 def curve(outcome: Outcome) -> list[dict[str, Any]]:
     """The metric records of a finished run; [] where there are none. A page asks for each many times."""
-    from gnomon.train.run_writer import read_metrics
-
-    return read_metrics(outcome.folder) if (outcome.folder / "metrics.jsonl").exists() else []
+    return read_metrics(outcome.folder)
 
 
 @functools.cache

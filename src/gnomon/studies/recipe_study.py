@@ -115,7 +115,7 @@ def reach(results: Results, name: str, target: float) -> float:
     for outcome in results.compared(name).values():
         before = None
         for record in curve(outcome):
-            if record.get("val_loss") is None:
+            if not math.isfinite(record.get("val_loss", math.nan)):
                 continue
             here = record["tokens"], record["val_loss"]
             if here[1] <= target:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,9 @@ from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.models.config import TransformerConfig
 from gnomon.optim import ownership
+from gnomon.run_folder import CHECKPOINTS, checkpoint_folders
 from gnomon.train.distributed import ALONE, Ranks
 from gnomon.train.recipe import from_dict, to_dict
-
-
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies in a run folder."""
-    return folder / "checkpoints" / f"step-{step:08d}"
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Whole checkpoints of a run, oldest first."""
-    found = [p for p in (folder / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", p.name)]
-    return sorted(found, key=lambda p: int(p.name.split("-")[1]))
 
 
 def seal(partial: Path, config: TransformerConfig, state: dict[str, Any]) -> None:
@@ -57,11 +46,11 @@ def seal(partial: Path, config: TransformerConfig, state: dict[str, Any]) -> Non
 
 def tidy(folder: Path, keep: int) -> None:
     """Point `latest` to the newest checkpoint and remove all but the newest `keep` (0 keeps all)."""
-    whole = list_checkpoints(folder)
-    link = folder / "checkpoints" / ".latest.new"
+    whole = checkpoint_folders(folder)
+    link = folder / CHECKPOINTS / ".latest.new"
     link.unlink(missing_ok=True)
     link.symlink_to(whole[-1].name)
-    os.replace(link, folder / "checkpoints" / "latest")
+    os.replace(link, folder / CHECKPOINTS / "latest")
     for old in whole[:-keep] if keep else []:
         # Renamed first: a kill in the middle must not leave half a checkpoint under a whole one's name.
         doomed = old.with_name(f".{old.name}.partial")

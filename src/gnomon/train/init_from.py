@@ -12,6 +12,7 @@ from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
+from gnomon.run_folder import RECIPE, run_of
 from gnomon.train.presets import BASELINE, preset
 from gnomon.train.recipe import Recipe, from_dict, to_dict
 
@@ -42,7 +43,7 @@ def start_from(recipe: Recipe, source: str, residual: str | None = None, tokeniz
 def _tokenizer(source: str, model: TransformerConfig) -> str:
     path = Path(source)
     folder = path if path.is_dir() else path.parent
-    for recipe in (folder / "recipe.json", folder.resolve().parent.parent / "recipe.json"):
+    for recipe in (folder / RECIPE, run_of(folder) / RECIPE):
         if recipe.exists():
             return read_json(recipe)["data"]["tokenizer"]
     if (folder / "tokenizer.json").exists():
@@ -56,7 +57,7 @@ def _tokenizer(source: str, model: TransformerConfig) -> str:
 
 def load_published(source: str) -> tuple[Transformer, Recipe]:
     """Model and recipe of a folder that is no checkpoint of a run. The data are those of its recipe.json, if it has one."""
-    own = Path(source) / "recipe.json"
+    own = Path(source) / RECIPE
     if own.exists():
         recipe = from_dict(read_json(own))
     else:

@@ -24,7 +24,8 @@ from gnomon.continuity import Tracker
 from gnomon.models.transformer import Transformer
 from gnomon.optim import clip_logits
 from gnomon.progress import Progress
-from gnomon.train import checkpoint_layout, init_from, optimizer, postmortem, saving, schedule
+from gnomon.run_folder import checkpoint_folders
+from gnomon.train import init_from, optimizer, postmortem, saving, schedule
 from gnomon.train.device import Autocast, autocast, choose_device, flushed_denormals, to_device
 from gnomon.train.distributed import ALONE, LossFn, Ranks, grad_norm, no_gradient_sync, parallelise, process_group
 from gnomon.train.probes import probe, probe_weights
@@ -101,7 +102,7 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
     adopted = None
     if recipe.init is not None:
         # A checkpoint of the run itself will replace what would be loaded here.
-        adopted = None if checkpoint_layout.list_checkpoints(folder) else init_from.load_init(model, recipe.init)
+        adopted = None if checkpoint_folders(folder) else init_from.load_init(model, recipe.init)
     elif recipe.model.head_bias:
         model.start_at_frequencies(torch.from_numpy(data.frequencies(tokens, recipe.model.vocab_size)).to(device))
     loss = parallelise(model, recipe, ranks)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gnomon.errors import UserError
 from gnomon.files import write_json
 from gnomon.optim.ownership import whole
+from gnomon.run_folder import POSTMORTEM
 from gnomon.train.distributed import ALONE, Ranks
 
 
@@ -41,9 +42,9 @@ def stop(
     seen = [found for found in ranks.all(first_bad(model, batch)) if found is not None]
     first = min(seen, key=lambda found: KINDS.index(found.split("'")[0].strip()), default=NOWHERE)
     cause = likely_cause(first, recent)
-    path = folder / "postmortem.json"
+    path = folder / POSTMORTEM
     if ranks.main:
-        write_json(path, {"step": step, "first_bad": first, "likely_cause": cause, "recent": _plain(recent[-50:])})
+        write_json(path, {"step": step, "first_bad": first, "likely_cause": cause, "recent": recent[-50:]})
     return NonFinite(
         f"step {step}: not finite, first in {first}. Likely cause: {cause}. Stopped before the update; the weights "
         f"of the last checkpoint are sound. Details: {path}"
@@ -113,12 +114,3 @@ def likely_cause(first: str, recent: list[dict[str, Any]]) -> str:
 
 def all_finite(values: list[float] | None) -> bool:
     return bool(values) and all(math.isfinite(v) for v in values)
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN: such numbers are written as text, since here they are the point."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.errors import UserError, check_name, suggest
+from gnomon.files import flatten, restored, spelled
 from gnomon.models.config import TransformerConfig
 
 
@@ -211,13 +211,7 @@ class Recipe:
 
 def to_dict(recipe: Any) -> dict[str, Any]:
     """Nested plain values of a recipe or a part of one, as in recipe.json. Infinity, which JSON lacks, reads "inf"."""
-    return json.loads(json.dumps(_spell(dataclasses.asdict(recipe))))
-
-
-def _spell(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _spell(item) for key, item in value.items()}
-    return "inf" if value == math.inf else value
+    return spelled(dataclasses.asdict(recipe))
 
 
 def from_dict(values: Mapping[str, Any], kind: type = Recipe) -> Any:
@@ -236,30 +230,21 @@ def replace(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         node = values
         for key in parents:
             if not isinstance(node.get(key), dict):
-                raise UserError(f"unknown setting {path!r}. {suggest(path, dict(flatten(values)))}")
+                raise UserError(f"unknown setting {path!r}. {suggest(path, flatten(values))}")
             node = node[key]
         if last not in node and parents != ["model", "residual_options"]:
-            raise UserError(f"unknown setting {path!r}. {suggest(path, dict(flatten(values)))}")
+            raise UserError(f"unknown setting {path!r}. {suggest(path, flatten(values))}")
         node[last] = _parse(value)
     return from_dict(values)
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
     """Lines `path: old -> new` for every value that differs."""
-    a, b = dict(flatten(to_dict(old))), dict(flatten(to_dict(new)))
+    a, b = flatten(to_dict(old)), flatten(to_dict(new))
     absent = "(not set)"
     return [
         f"{k}: {a.get(k, absent)} -> {b.get(k, absent)}" for k in sorted(a | b) if a.get(k, absent) != b.get(k, absent)
     ]
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a nested mapping by dotted path."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _parse(value: Any) -> Any:
@@ -301,9 +286,9 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(arguments):
         return tuple(_convert(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(arguments, value)))
     if origin is dict and isinstance(value, Mapping):
-        return {key: math.inf if item == "inf" else item for key, item in value.items()}
-    if hint is float and value == "inf":
-        return math.inf
+        return restored(value)
+    if hint is float:
+        value = restored(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import sys
@@ -15,7 +14,8 @@ import torch
 
 import gnomon
 from gnomon.errors import UserError
-from gnomon.files import atomic, read_json, write_json
+from gnomon.files import atomic, read_json, spelled, write_json
+from gnomon.run_folder import ENVIRONMENT, METRICS, RECIPE, read_metrics
 from gnomon.train.recipe import Recipe, difference, from_dict, to_dict
 from gnomon.train.sinks import Sink
 
@@ -30,7 +30,7 @@ def open_run(folder: Path, recipe: Recipe) -> None:
     Raises:
         UserError: the folder holds another recipe (the message lists what differs), or other files.
     """
-    file = folder / "recipe.json"
+    file = folder / RECIPE
     if file.exists():
         changes = [line for line in difference(load_recipe(folder), recipe) if not line.startswith(FREE)]
         if changes:
@@ -50,7 +50,7 @@ def load_recipe(folder: Path) -> Recipe:
     Raises:
         UserError: there is none.
     """
-    file = folder / "recipe.json"
+    file = folder / RECIPE
     if not file.exists():
         raise UserError(
             f"{folder} is not a run folder: it has no recipe.json. Make one with `gnomon train --out {folder}`."
@@ -61,7 +61,7 @@ def load_recipe(folder: Path) -> Recipe:
 def write_environment(folder: Path, **facts: Any) -> None:
     """What the numbers were made with."""
     write_json(
-        folder / "environment.json",
+        folder / ENVIRONMENT,
         {
             "gnomon": gnomon.__version__,
             "torch": torch.__version__,
@@ -79,7 +79,7 @@ def write_environment(folder: Path, **facts: Any) -> None:
 class Metrics:
     """Appends records to `metrics.jsonl`, one JSON object a line, flushed line by line, and hands them to the sinks.
 
-    JSON has no NaN: a number that is not finite (a validation loss that overflowed) becomes null.
+    A number that is not finite (a validation loss that overflowed) is spelled, since JSON has none: "nan", "inf".
 
     Opening drops the records after `step` (made by a process killed after its last checkpoint), and a line cut short.
     Of several processes one `writes`; the others only remember what is recent.
@@ -87,18 +87,18 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int, sinks: Sink | None = None, *, writes: bool = True):
         self._sinks = sinks
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / METRICS
         self.recent: list[dict[str, Any]] = []
         if self.path.exists():
             kept = [record for record in read_metrics(folder) if record["step"] <= step]
             if writes:
                 with atomic(self.path, "w") as file:
-                    file.writelines(json.dumps(record) + "\n" for record in kept)
+                    file.writelines(json.dumps(spelled(record)) + "\n" for record in kept)
             self.recent = kept[-50:]
         self._file = open(self.path if writes else os.devnull, "a", encoding="utf-8")
 
     def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+        self._file.write(json.dumps(spelled(record), allow_nan=False) + "\n")
         self._file.flush()
         if self._sinks is not None:
             self._sinks.write(record)
@@ -108,27 +108,3 @@ class Metrics:
         self._file.close()
         if self._sinks is not None:
             self._sinks.close()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run; a last line cut short by a kill is left out."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise UserError(
-                f"{folder / 'metrics.jsonl'}, line {number}, is not JSON ({error.msg}); remove that line"
-            ) from error
-    return records

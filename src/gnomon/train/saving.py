@@ -15,8 +15,9 @@ from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder, read_json, remove_partials
 from gnomon.models.transformer import Transformer
+from gnomon.run_folder import CHECKPOINTS, checkpoint_folder, checkpoint_folders
 from gnomon.train import checkpoint_layout
-from gnomon.train.checkpoint_layout import damage, flat_tracker, list_checkpoints, read_tensors
+from gnomon.train.checkpoint_layout import damage, flat_tracker, read_tensors
 from gnomon.train.distributed import ALONE, Ranks
 
 
@@ -59,7 +60,7 @@ def save(
     tracker: Tracker | None = None,
 ) -> Path:
     """`Save` of a single process."""
-    path = checkpoint_layout.checkpoint_path(folder, progress["step"])
+    path = checkpoint_folder(folder, progress["step"])
     if path.exists():
         return path
     tensors, rest = checkpoint_layout.split_state(optimizer.state_dict())
@@ -106,14 +107,14 @@ def resume(
 
 
 def _newest(folder: Path) -> Path | None:
-    if (folder / "checkpoints").exists():
-        remove_partials(folder / "checkpoints")
-    return next(reversed(list_checkpoints(folder)), None)
+    if (folder / CHECKPOINTS).exists():
+        remove_partials(folder / CHECKPOINTS)
+    return next(reversed(checkpoint_folders(folder)), None)
 
 
 def _way_back(folder: Path, path: Path, wrong: str) -> str:
     """The error's words: what is damaged, and which checkpoint before it is whole."""
-    earlier = [p for p in list_checkpoints(folder) if p < path]
+    earlier = [p for p in checkpoint_folders(folder) if p < path]
     sound = next((p for p in reversed(earlier) if damage(p) is None), None)
     if sound is None:
         return f"the checkpoint is damaged: {wrong}. No checkpoint before it is whole; start anew with another --out."

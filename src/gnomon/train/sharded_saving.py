@@ -33,6 +33,7 @@ from gnomon.files import atomic_folder
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
 from gnomon.optim import ownership
+from gnomon.run_folder import checkpoint_folder
 from gnomon.train import checkpoint_layout
 from gnomon.train.distributed import ALONE, Ranks
 
@@ -64,7 +65,7 @@ class Saver:
     ) -> Path:
         """`gnomon.train.saving.Save`; raises here what went wrong in the one before."""
         self.wait()
-        path = checkpoint_layout.checkpoint_path(folder, progress["step"])
+        path = checkpoint_folder(folder, progress["step"])
         if self._ranks.on_main(path.exists):
             return path
         tensors, rest = checkpoint_layout.split_state(optimizer.state_dict())
