@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gnomon import plugin
 from gnomon.lazy import lazy
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
@@ -15,6 +14,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
     from gnomon.continuity.tracker import Tracker  # noqa: F401
     from gnomon.errors import UserError  # noqa: F401
     from gnomon.geometry.manifolds import DGram, Euclidean, Oblique, Stiefel  # noqa: F401
+    from gnomon.models.hf import register  # noqa: F401
     from gnomon.optim import ManifoldMuon, Rule, assign  # noqa: F401
 
 __version__ = "0.1.0"
@@ -34,9 +34,8 @@ _EXPORTS = {room: room for room in _ROOMS} | {
     "inspect": "continuity",
     "Tracker": "continuity",
     "UserError": "errors",
+    "register": "models.hf",
 }
 
 __all__ = [*_EXPORTS, "__version__"]
 __getattr__, __dir__ = lazy(__name__, _EXPORTS)
-
-plugin.watch()

@@ -165,7 +165,7 @@ def generate(
 def export(run: Positional[Path], out: Positional[Path], /, verify: bool = False) -> None:
     """Write a trained model as a Hugging Face folder: weights, tokenizer, model card.
 
-    Ordinary blocks become GPT-2 or Llama of transformers; others open after `import gnomon`, or with the code in the folder.
+    Ordinary blocks become GPT-2 or Llama of transformers; others open after `gnomon.register()`, or with the code in the folder.
 
     Args:
         run: run folder or checkpoint folder.
@@ -178,7 +178,7 @@ def export(run: Positional[Path], out: Positional[Path], /, verify: bool = False
     if made.family:
         print(f"wrote {out}: {made.model}, opens in transformers, vLLM and llama.cpp without custom code")
     else:
-        print(f"wrote {out}: {made.model}, opens after `import gnomon` or with trust_remote_code=True")
+        print(f"wrote {out}: {made.model}, opens after `gnomon.register()` or with trust_remote_code=True")
         print(f"(no class of transformers has these blocks: {'; '.join(made.obstacles)})")
     if verify:
         print(made.verdict)

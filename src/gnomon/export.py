@@ -1,7 +1,7 @@
 """A run as a Hugging Face folder: weights, settings, tokenizer, model card, and the proof that a stranger gets the same logits.
 
 Ordinary blocks become transformers' own GPT-2 or Llama, which vLLM and llama.cpp read too. Everything else keeps its own
-class: it opens after `import gnomon`, or with the code beside the weights by `trust_remote_code=True`.
+class: it opens after `gnomon.register()`, or with the code beside the weights by `trust_remote_code=True`.
 """
 
 from __future__ import annotations
@@ -84,29 +84,29 @@ def export(run: str | Path, out: str | Path, *, verify: bool = False) -> Exporte
     out = Path(out)
     if out.exists():
         raise UserError(f"{out} exists already; an export is never written over. Remove it or give another name.")
-    if evaluation.is_published(run):
+    if evaluation.is_hf_folder(run):
         raise UserError(f"{run} is a Hugging Face folder already; export takes a run folder or one of its checkpoints")
     transformers = _transformers()
     ours, tokenizer, recipe = evaluation.load(run, device="cpu")
     config = ours.config
     family = gpt2_llama.family_of(config)
     obstacles = () if family else tuple(min((gpt2_llama.obstacles(config, name) for name in gpt2_llama.CLASSES), key=len))
-    model = _plain_model(ours, family, tokenizer.end_of_text) if family else _own_model(ours, tokenizer.end_of_text)
+    model = _hf_model(ours, family, tokenizer.end_of_text) if family else _gnomon_model(ours, tokenizer.end_of_text)
     made = Exported(out, type(model).__name__, family, obstacles)
     with atomic_folder(out) as partial, _quiet():
         model.save_pretrained(partial)
         # safetensors leaves files that only their owner may read.
         (partial / "model.safetensors").chmod((partial / "config.json").stat().st_mode)
         if family is None:
-            remote_code.write(partial)
-            _amend(partial / "config.json", auto_map=remote_code.AUTO_MAP)
+            remote_code.write_source_files(partial)
+            _update_json(partial / "config.json", auto_map=remote_code.AUTO_MAP)
         _fast_tokenizer(tokenizer, config.context).save_pretrained(partial)
         # Under the name that transformers 4 knows too.
-        _amend(partial / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+        _update_json(partial / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
         end = tokenizer.end_of_text
         transformers.GenerationConfig(bos_token_id=end, eos_token_id=end, pad_token_id=end).save_pretrained(partial)
         write_json(partial / RECIPE, to_dict(recipe))
-        difference = compare(ours, model, tokenizer, partial) if verify else None
+        difference = verify_folder(ours, model, tokenizer, partial) if verify else None
         made = replace(made, difference=difference)
         (partial / "README.md").write_text(_card(run, made, recipe), encoding="utf-8")
     return made
@@ -120,7 +120,7 @@ def _transformers() -> Any:
     return transformers
 
 
-def _amend(file: Path, **changes: Any) -> None:
+def _update_json(file: Path, **changes: Any) -> None:
     write_json(file, read_json(file) | changes)
 
 
@@ -137,18 +137,18 @@ def _quiet() -> Iterator[None]:
             bars.enable_progress_bar()
 
 
-def _plain_model(ours: Transformer, family: str, end: int) -> Any:
+def _hf_model(ours: Transformer, family: str, end: int) -> Any:
     transformers = _transformers()
     config = {"gpt2": transformers.GPT2Config, "llama": transformers.LlamaConfig}[family](
-        **gpt2_llama.config_values(ours.config, family), bos_token_id=end, eos_token_id=end
+        **gpt2_llama.to_hf_config(ours.config, family), bos_token_id=end, eos_token_id=end
     )
     model = getattr(transformers, gpt2_llama.CLASSES[family])(config)
-    missing, unexpected = model.load_state_dict(gpt2_llama.to_plain(ours.state_dict(), ours.config, family), strict=False)
+    missing, unexpected = model.load_state_dict(gpt2_llama.to_hf_tensors(ours.state_dict(), ours.config, family), strict=False)
     assert not unexpected and set(missing) <= ({"lm_head.weight"} if ours.config.tied else set())
     return model.eval()
 
 
-def _own_model(ours: Transformer, end: int) -> Any:
+def _gnomon_model(ours: Transformer, end: int) -> Any:
     from gnomon.models.hf import GnomonConfig, GnomonForCausalLM
 
     model = GnomonForCausalLM(GnomonConfig(**asdict(ours.config), bos_token_id=end, eos_token_id=end))
@@ -198,7 +198,7 @@ def _card(run: str | Path, made: Exported, recipe: Recipe) -> str:
 
 
 @torch.no_grad()
-def compare(ours: Transformer, model: Any, tokenizer: Tokenizer, folder: Path) -> float:
+def verify_folder(ours: Transformer, model: Any, tokenizer: Tokenizer, folder: Path) -> float:
     """Check that a fresh process gets from `folder` the logits of `model` to the bit, and our token ids.
 
     Returns:

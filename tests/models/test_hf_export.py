@@ -57,7 +57,7 @@ def test_verified_in_a_fresh_process(runs, name, tmp_path, capsys):
     else:
         assert type(model).__name__ == "GnomonForCausalLM" and difference == 0
         assert "residual is sphere" in told and "head_bias is True" in told and "own to the bit" in told
-        assert remote_code.files().keys() <= files
+        assert remote_code.source_files().keys() <= files
     assert files >= {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "README.md"}
     assert from_dict(json.loads((out / "recipe.json").read_text())) == recipe
     assert len({(out / file).stat().st_mode for file in files}) == 1
@@ -101,8 +101,8 @@ def in_this_process(folder, work, tokens):
 
 def test_a_class_that_computes_something_else_is_found_out(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "_in_fresh_process", in_this_process)
-    right = gpt2_llama.config_values
-    monkeypatch.setattr(gpt2_llama, "config_values", lambda *given: right(*given) | {"layer_norm_epsilon": 0.1})
+    right = gpt2_llama.to_hf_config
+    monkeypatch.setattr(gpt2_llama, "to_hf_config", lambda *given: right(*given) | {"layer_norm_epsilon": 0.1})
     with pytest.raises(UserError, match="is not the trained one.*Nothing was written"):
         export(runs / "ordinary", tmp_path / "out", verify=True)
     assert not list(tmp_path.iterdir())

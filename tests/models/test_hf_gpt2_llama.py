@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 def theirs(config: TransformerConfig, family: str, dtype=torch.float64):
     kind = {"gpt2": transformers.GPT2Config, "llama": transformers.LlamaConfig}[family]
-    settings = kind(**gpt2_llama.config_values(config, family), attn_implementation="eager")
+    settings = kind(**gpt2_llama.to_hf_config(config, family), attn_implementation="eager")
     return getattr(transformers, gpt2_llama.CLASSES[family])(settings).to(dtype).eval()
 
 
@@ -27,7 +27,7 @@ def test_their_class_computes_our_function(name):
     ours = build(name).double()
     family = gpt2_llama.family_of(ours.config)
     model = theirs(ours.config, family)
-    missing, unexpected = model.load_state_dict(gpt2_llama.to_plain(ours.state_dict(), ours.config, family), strict=False)
+    missing, unexpected = model.load_state_dict(gpt2_llama.to_hf_tensors(ours.state_dict(), ours.config, family), strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     # Angles of rotary positions are fp32 on both sides.
     torch.testing.assert_close(model(tokens()).logits, ours(tokens()), rtol=1e-5, atol=1e-5)
@@ -37,7 +37,7 @@ def test_their_class_computes_our_function(name):
 def test_weights_there_and_back_to_the_bit(name):
     ours = build(name)
     family = gpt2_llama.family_of(ours.config)
-    back = gpt2_llama.from_plain(gpt2_llama.to_plain(ours.state_dict(), ours.config, family), ours.config, family)
+    back = gpt2_llama.from_hf_tensors(gpt2_llama.to_hf_tensors(ours.state_dict(), ours.config, family), ours.config, family)
     state = ours.state_dict()
     assert state.keys() <= back.keys()
     for key in back:
@@ -50,7 +50,7 @@ def test_settings_there_and_back(name):
     config = build(name).config
     family = gpt2_llama.family_of(config)
     values = theirs(config, family).config.to_dict()
-    found = dataclasses.replace(config, **gpt2_llama.settings_values(values))
+    found = dataclasses.replace(config, **gpt2_llama.from_hf_config(values))
     # GPT-2 has every bias, and what was worked out is now said.
     expected = dataclasses.replace(config, mlp_width=config.d_mlp)
     if family == "gpt2":
@@ -90,12 +90,12 @@ def test_a_setting_that_plain_does_not_know_is_an_obstacle():
 )
 def test_settings_that_would_compute_something_else_are_refused(values, words):
     with pytest.raises(UserError, match=words):
-        gpt2_llama.settings_values(values)
+        gpt2_llama.from_hf_config(values)
 
 
 def test_a_missing_tensor_is_named():
     ours = build("llama")
-    tensors = gpt2_llama.to_plain(ours.state_dict(), ours.config, "llama")
+    tensors = gpt2_llama.to_hf_tensors(ours.state_dict(), ours.config, "llama")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(UserError, match="model.layers.1.mlp.up_proj.weight"):
-        gpt2_llama.from_plain(tensors, ours.config, "llama")
+        gpt2_llama.from_hf_tensors(tensors, ours.config, "llama")

@@ -14,7 +14,7 @@ from gnomon import cli, data, evaluation, residual
 from gnomon.errors import UserError
 from gnomon.models import Transformer, TransformerConfig
 from gnomon.models.hf import GnomonConfig, GnomonForCausalLM, gpt2_llama
-from gnomon.models.hf.pretrained import adopt, settings_of
+from gnomon.models.hf.pretrained import load_pretrained, read_settings
 from gnomon.run_folder import checkpoint_folders
 from gnomon.train import from_dict, preset, replace, to_dict, train
 from gnomon.train.init_from import start_from
@@ -27,8 +27,8 @@ def published(name, folder):
     ours = build(name)
     family = gpt2_llama.family_of(ours.config)
     kind = {"gpt2": transformers.GPT2Config, "llama": transformers.LlamaConfig}[family]
-    model = getattr(transformers, gpt2_llama.CLASSES[family])(kind(**gpt2_llama.config_values(ours.config, family))).eval()
-    model.load_state_dict(gpt2_llama.to_plain(ours.state_dict(), ours.config, family), strict=False)
+    model = getattr(transformers, gpt2_llama.CLASSES[family])(kind(**gpt2_llama.to_hf_config(ours.config, family))).eval()
+    model.load_state_dict(gpt2_llama.to_hf_tensors(ours.state_dict(), ours.config, family), strict=False)
     model.save_pretrained(folder)
     return model
 
@@ -36,7 +36,7 @@ def published(name, folder):
 def shaped(source, **changes) -> Transformer:
     """A new model of the checkpoint's shape."""
     torch.manual_seed(1)
-    values = to_dict(TransformerConfig(**SMALL)) | settings_of(str(source)) | changes
+    values = to_dict(TransformerConfig(**SMALL)) | read_settings(str(source)) | changes
     return Transformer(from_dict(values, TransformerConfig)).eval()
 
 
@@ -46,7 +46,7 @@ def shaped(source, **changes) -> Transformer:
 def test_a_checkpoint_of_transformers_computes_here_what_it_computes_there(name, qkv, tmp_path):
     theirs = published(name, tmp_path)
     model = shaped(tmp_path, qkv=qkv)
-    done = adopt(model, str(tmp_path))
+    done = load_pretrained(model, str(tmp_path))
     assert not done["folded"] and not done["dropped"] and not done["fresh"]
     torch.testing.assert_close(model(tokens()), theirs(tokens()).logits, rtol=1e-4, atol=1e-4)
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_of_transformers_computes_here_what_it_computes_there(name,
 def test_every_residual_takes_every_weight_it_has_a_place_for(name, other, tmp_path):
     published(name, tmp_path)
     model = shaped(tmp_path, residual=other)
-    done = adopt(model, str(tmp_path))
+    done = load_pretrained(model, str(tmp_path))
     # Matrices, embeddings and the bias of every matrix are always the checkpoint's.
     assert not [key for key in done["fresh"] if "attention." in key or "mlp." in key or key.startswith(("embed", "head"))
                 if "join" not in key]  # fmt: skip
@@ -72,7 +72,7 @@ def test_a_norm_without_a_place_goes_into_the_matrices_behind_it(tmp_path):
     """With x the normalised stream: W (g x + b) + c = (W diag(g)) x + (W b + c)."""
     published("gpt2", tmp_path)
     source, model = build("gpt2"), shaped(tmp_path, residual="sphere")
-    adopt(model, str(tmp_path))
+    load_pretrained(model, str(tmp_path))
     x = torch.randn(5, 32)
     for old, new in zip(source.blocks, model.blocks):
         for role in ("query", "key", "value"):
@@ -94,7 +94,7 @@ def test_gnomons_own_folders(name, tmp_path):
     wrapped.save_pretrained(tmp_path)
     model = shaped(tmp_path)
     assert model.config == config(name)
-    done = adopt(model, str(tmp_path))
+    done = load_pretrained(model, str(tmp_path))
     assert len(done["loaded"]) == len(list(ours.parameters())) and not done["fresh"]
     assert torch.equal(model(tokens()), ours(tokens()))
 
@@ -103,7 +103,7 @@ def test_gnomons_own_folders(name, tmp_path):
 def test_context_may_shrink_and_vocabulary_grow(tmp_path):
     published("gpt2", tmp_path)
     model = shaped(tmp_path, context=16, vocab_size=300)
-    adopt(model, str(tmp_path))
+    load_pretrained(model, str(tmp_path))
     x = tokens(length=16)
     torch.testing.assert_close(model(x)[..., :257], build("gpt2")(x), rtol=1e-4, atol=1e-4)
     wrongs = [
@@ -118,7 +118,7 @@ def test_context_may_shrink_and_vocabulary_grow(tmp_path):
     ]
     for name, value in (wrong.split("=") for wrong in wrongs):
         with pytest.raises(UserError, match="Leave the model's shape to --init"):
-            adopt(shaped(tmp_path, **{name: int(value)}), str(tmp_path))
+            load_pretrained(shaped(tmp_path, **{name: int(value)}), str(tmp_path))
 
 
 def recipe_of(source, **changes):

@@ -186,7 +186,7 @@ def test_manifolds_are_assigned_through_the_wrapper():
 def test_every_file_of_the_code_stands_alone():
     import ast
 
-    files = remote_code.files()
+    files = remote_code.source_files()
     assert {f"{name.partition('.')[0]}.py" for name in remote_code.AUTO_MAP.values()} < files.keys()
     for name, source in files.items():
         for node in ast.walk(ast.parse(source)):
@@ -224,7 +224,7 @@ def test_the_code_beside_the_weights_needs_no_gnomon(tmp_path):
     for name in names:
         folder = tmp_path / name
         wrapped(name).save_pretrained(folder)
-        remote_code.write(folder)
+        remote_code.write_source_files(folder)
         values = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(values | {"auto_map": remote_code.AUTO_MAP}))
         torch.save(tokens(), folder / "tokens.pt")
@@ -232,38 +232,47 @@ def test_the_code_beside_the_weights_needs_no_gnomon(tmp_path):
     assert done.returncode == 0, done.stderr
     for name in names:
         assert torch.equal(torch.load(tmp_path / name / "logits.pt"), build(name)(tokens())), name
-        assert remote_code.files().keys() <= {p.name for p in (tmp_path / name / "again").iterdir()}
+        assert remote_code.source_files().keys() <= {p.name for p in (tmp_path / name / "again").iterdir()}
 
 
-GNOMON = "import gnomon"
+GNOMON = "import gnomon; gnomon.register()"
 THEIRS = "from transformers import AutoModelForCausalLM"
 ORDERS = {
     "gnomon-first": f"{GNOMON}; {THEIRS}",
     "transformers-first": f"{THEIRS}; {GNOMON}",
-    # Half of transformers is half imported when the registry is complete.
-    "modeling-utils-first": f"{GNOMON}; import transformers.modeling_utils; {THEIRS}",
+    # Twice is as good as once.
+    "modeling-utils-first": f"import transformers.modeling_utils; {GNOMON}; {THEIRS}; {GNOMON}",
 }
 
 
 @pytest.mark.parametrize(
     "order", [*(pytest.param(name, marks=pytest.mark.slow) for name in list(ORDERS)[:2]), "modeling-utils-first"]
 )
-def test_importing_gnomon_is_enough(order, tmp_path):
+def test_register_is_enough(order, tmp_path):
     wrapped("gpt2-sphere").save_pretrained(tmp_path)
     # Saved again, a folder does not name files it has not.
-    remote_code.write(tmp_path)
+    remote_code.write_source_files(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {"auto_map": remote_code.AUTO_MAP}))
     work = """
 import sys
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 assert type(model).__module__ == "gnomon.models.hf.modeling", type(model)
-assert not any(type(finder).__module__ == "gnomon.plugin" for finder in sys.meta_path)
+assert not any("gnomon" in type(finder).__module__ for finder in sys.meta_path)
 model.save_pretrained(sys.argv[1] + "/again")
 """
     done = python(ORDERS[order] + work, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "auto_map" not in json.loads((tmp_path / "again" / "config.json").read_text())
+
+
+def test_importing_gnomon_touches_nothing_of_transformers(tmp_path):
+    """What is registered and how modules are found changes by `gnomon.register()` alone."""
+    program = "import sys; finders = list(sys.meta_path); import gnomon; assert sys.meta_path == finders"
+    program += "; from transformers import CONFIG_MAPPING; assert 'gnomon' not in CONFIG_MAPPING"
+    program += "; gnomon.register(); assert 'gnomon' in CONFIG_MAPPING and sys.meta_path[: len(finders)] == finders"
+    done = python(program)
+    assert done.returncode == 0, done.stderr
 
 
 def python(program: str, *arguments: Path, cache: Path | None = None) -> subprocess.CompletedProcess:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gnomon.lazy import lazy
 
 _EXPORTS = {
-    "load": "loading", "is_published": "loading",
+    "load": "loading", "is_hf_folder": "loading",
     "generate": "generation",
     "perplexity": "text_perplexity", "wikitext": "text_perplexity",
     "loglikelihoods": "scoring", "complete": "scoring",

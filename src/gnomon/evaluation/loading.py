@@ -21,8 +21,8 @@ def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Reci
     Raises:
         UserError: there is no checkpoint, or it is damaged.
     """
-    if is_published(path):
-        model, recipe = init_from.load_published(str(path))
+    if is_hf_folder(path):
+        model, recipe = init_from.load_hf_folder(str(path))
     else:
         folder, path = locate(Path(path))
         recipe = load_recipe(folder)
@@ -32,6 +32,6 @@ def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Reci
     return model, data.tokenizer(recipe.data.tokenizer), recipe
 
 
-def is_published(path: str | Path) -> bool:
+def is_hf_folder(path: str | Path) -> bool:
     """Whether the path is a Hugging Face folder, and no checkpoint of a run."""
     return (Path(path) / "config.json").exists() and not (Path(path) / "state.json").exists()

@@ -28,9 +28,9 @@ def start_from(recipe: Recipe, source: str, residual: str | None = None, tokeniz
     Raises:
         UserError: nothing readable there, a model that gnomon's blocks cannot be, or no sign of its tokenizer.
     """
-    from gnomon.models.hf.pretrained import settings_of
+    from gnomon.models.hf.pretrained import read_settings
 
-    settings = settings_of(source)
+    settings = read_settings(source)
     if residual is not None and residual != settings.get("residual", residual):
         settings |= {"residual": residual, "residual_options": {}}
     model = from_dict(to_dict(recipe.model) | settings, TransformerConfig)
@@ -55,7 +55,7 @@ def _tokenizer(source: str, model: TransformerConfig) -> str:
     )
 
 
-def load_published(source: str) -> tuple[Transformer, Recipe]:
+def load_hf_folder(source: str) -> tuple[Transformer, Recipe]:
     """Model and recipe of a folder that is no checkpoint of a run. The data are those of its recipe.json, if it has one."""
     own = Path(source) / RECIPE
     if own.exists():
@@ -68,10 +68,10 @@ def load_published(source: str) -> tuple[Transformer, Recipe]:
 
 
 def load_init(model: Transformer, source: str) -> dict[str, Any]:
-    """Load a checkpoint into a new model; returns what was done, see `gnomon.models.hf.pretrained.adopt`."""
-    from gnomon.models.hf.pretrained import adopt
+    """Load a checkpoint into a new model; returns what was done, see `gnomon.models.hf.pretrained.load_pretrained`."""
+    from gnomon.models.hf.pretrained import load_pretrained
 
-    return adopt(model, source)
+    return load_pretrained(model, source)
 
 
 def report_init(folder: Path, adopted: Mapping[str, Any], placed: Sequence[Mapping[str, Any]]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from gnomon.errors import UserError
+from gnomon.lazy import lazy
 
 __all__ = ["GnomonConfig", "GnomonForCausalLM", "register"]
 
@@ -10,34 +11,22 @@ __all__ = ["GnomonConfig", "GnomonForCausalLM", "register"]
 def register() -> None:
     """Teach transformers' `AutoConfig` and `AutoModelForCausalLM` the model type "gnomon".
 
-    `import gnomon` does so as soon as transformers is there. Only the config is imported: transformers may be half
-    imported at that moment. The model follows with the first config.
+    After it, exported folders of gnomon's own class and checkpoints of runs open with the installed code, without
+    `trust_remote_code`. Imports transformers; calling it again does nothing.
+
+    Raises:
+        UserError: transformers is not installed.
     """
-    from transformers.models.auto.configuration_auto import AutoConfig
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise UserError('gnomon.register() needs transformers: pip install "gnomon[hf]"') from error
 
     from gnomon.models.hf.configuration import GnomonConfig
-
-    GnomonConfig.made = _made
-    AutoConfig.register("gnomon", GnomonConfig, exist_ok=True)
-
-
-def _made(config: Any) -> None:
-    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
-
     from gnomon.models.hf.modeling import GnomonForCausalLM
 
-    AutoModelForCausalLM.register(type(config), GnomonForCausalLM, exist_ok=True)
-    # The folder's own copy of the code was not asked, and is not there when this model is saved elsewhere.
-    vars(config).pop("auto_map", None)
+    AutoConfig.register("gnomon", GnomonConfig, exist_ok=True)
+    AutoModelForCausalLM.register(GnomonConfig, GnomonForCausalLM, exist_ok=True)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "GnomonConfig":
-        from gnomon.models.hf.configuration import GnomonConfig
-
-        return GnomonConfig
-    if name == "GnomonForCausalLM":
-        from gnomon.models.hf.modeling import GnomonForCausalLM
-
-        return GnomonForCausalLM
-    raise AttributeError(f"module 'gnomon.models.hf' has no attribute {name!r}")
+__getattr__, __dir__ = lazy(__name__, {"GnomonConfig": "configuration", "GnomonForCausalLM": "modeling"})

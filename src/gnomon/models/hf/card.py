@@ -46,7 +46,7 @@ A decoder-only transformer of {parameters:,} weights, trained with gnomon {versi
 Made with {environment}.
 """
 
-_PLAIN = """\
+_THEIRS = """\
 The blocks are those of {family}, so the folder opens as `{kind}` without any code of its own, in transformers and in
 programs that read {family} checkpoints (vLLM, llama.cpp).
 
@@ -62,8 +62,9 @@ transformers has no class with these blocks ({obstacles}); the folder carries it
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import gnomon  # or, without gnomon installed, trust_remote_code=True below
+import gnomon
 
+gnomon.register()  # or, where gnomon is not installed, trust_remote_code=True below
 model, tokenizer = AutoModelForCausalLM.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")
 ```"""
 
@@ -89,7 +90,7 @@ def model_card(
         checked: a sentence on what was verified, or nothing.
     """
     options = {key: value for key, value in settings["residual_options"].items()}
-    use = _OWN.format(obstacles="; ".join(obstacles), name=name) if family is None else _PLAIN.format(
+    use = _OWN.format(obstacles="; ".join(obstacles), name=name) if family is None else _THEIRS.format(
         family=family, kind=CLASSES[family], name=name
     )  # fmt: skip
     told = {key: value for key, value in results.items() if value is not None}

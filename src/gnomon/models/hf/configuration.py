@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -36,24 +35,22 @@ class GnomonConfig(PreTrainedConfig):
         "tie_word_embeddings": "tied",
         "initializer_range": "init_std",
     }
-    made: ClassVar[Callable[[GnomonConfig], None] | None] = None
-    """Called with each new config; how gnomon, where it is installed, adds the model's class when it is first needed."""
 
     def __init__(self, use_cache: bool = True, **values: Any):
         values = {self.attribute_map.get(key, key): value for key, value in values.items()}
         names = [field.name for field in dataclasses.fields(TransformerConfig)]
         given = {name: values.pop(name) for name in names if name in values}
-        for name, value in dataclasses.asdict(settings(**_SMALLEST | given)).items():
-            # JSON has no infinity.
-            setattr(self, name, spell(value))
+        for name, value in dataclasses.asdict(from_json(_SMALLEST | given)).items():
+            setattr(self, name, to_json(value))
         self.use_cache = use_cache
+        if self._auto_class is None:
+            # The code beside the weights was not asked, and would not be there when this model is saved elsewhere.
+            values.pop("auto_map", None)
         super().__init__(**values)
-        if self.made is not None:
-            self.made()
 
     def settings(self) -> TransformerConfig:
         """The model's own settings."""
-        return settings(**self._own())
+        return from_json(self._own())
 
     def to_diff_dict(self) -> dict[str, Any]:
         # Settings at their default are written too: other readers of config.json do not know our defaults.
@@ -63,14 +60,15 @@ class GnomonConfig(PreTrainedConfig):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(TransformerConfig)}
 
 
-def settings(residual_options: dict[str, Any] | None = None, **values: Any) -> TransformerConfig:
-    """`TransformerConfig` from plain JSON values, in which infinity reads "inf"."""
-    options = {key: math.inf if value == "inf" else value for key, value in (residual_options or {}).items()}
-    return TransformerConfig(residual_options=options, **values)
+def from_json(values: dict[str, Any]) -> TransformerConfig:
+    """Settings from plain JSON values, in which the infinity of a residual's option reads "inf"."""
+    options = values.get("residual_options") or {}
+    options = {key: math.inf if value == "inf" else value for key, value in options.items()}
+    return TransformerConfig(**values | {"residual_options": options})
 
 
-def spell(value: Any) -> Any:
-    """The inverse for one value."""
+def to_json(value: Any) -> Any:
+    """One setting as a plain JSON value, which has no infinity."""
     if isinstance(value, dict):
-        return {key: spell(item) for key, item in value.items()}
+        return {key: to_json(item) for key, item in value.items()}
     return "inf" if value == math.inf else value

@@ -1,6 +1,6 @@
 """What a stranger gets: open a folder with transformers alone, and write down logits and token ids.
 
-Run as a program in a process of its own: `python -P check.py FOLDER WORK THREADS`. WORK holds `tokens.safetensors` and
+Run as a program in a process of its own: `python -P fresh_process.py FOLDER WORK THREADS`. WORK holds `tokens.safetensors` and
 `text.txt`; `logits.safetensors` and `ids.json` are added. Nothing of gnomon is imported but what lies in FOLDER.
 """
 

@@ -98,7 +98,7 @@ def obstacles(config: TransformerConfig, family: str) -> list[str]:
     return found
 
 
-def config_values(config: TransformerConfig, family: str) -> dict[str, Any]:
+def to_hf_config(config: TransformerConfig, family: str) -> dict[str, Any]:
     """Arguments of transformers' `GPT2Config` or `LlamaConfig`."""
     c = config
     if family == "gpt2":
@@ -115,7 +115,7 @@ def config_values(config: TransformerConfig, family: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def to_plain(tensors: Mapping[str, Tensor], config: TransformerConfig, family: str) -> dict[str, Tensor]:
+def to_hf_tensors(tensors: Mapping[str, Tensor], config: TransformerConfig, family: str) -> dict[str, Tensor]:
     """A `Transformer`'s state under the names and in the layout of the family. GPT-2's absent biases become zeros.
 
     A tied head gets no tensor of its own.
@@ -135,8 +135,8 @@ def to_plain(tensors: Mapping[str, Tensor], config: TransformerConfig, family: s
     return found
 
 
-def from_plain(tensors: Mapping[str, Tensor], config: TransformerConfig, family: str) -> dict[str, Tensor]:
-    """The inverse of `to_plain`: the tensors that a `Transformer` of these settings with pre-norm blocks would have.
+def from_hf_tensors(tensors: Mapping[str, Tensor], config: TransformerConfig, family: str) -> dict[str, Tensor]:
+    """The inverse of `to_hf_tensors`: the tensors that a `Transformer` of these settings with pre-norm blocks would have.
 
     Raises:
         UserError: one is missing.
@@ -155,15 +155,15 @@ def from_plain(tensors: Mapping[str, Tensor], config: TransformerConfig, family:
                 )
     if config.tied:
         found.pop("head.weight", None)
-    return arrange(found, config)
+    return match_qkv(found, config)
 
 
-def arrange(tensors: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
+def match_qkv(tensors: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
     """A `Transformer`'s tensors with query, key and value fused or split as the settings say."""
     return _fuse(tensors, config) if config.qkv == "fused" else _split(tensors, config)
 
 
-def settings_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `TransformerConfig` from the config.json of a GPT-2 or Llama; what decides nothing of the
     outputs (qkv, stream, init_std) and the residual are left open.
 

@@ -21,7 +21,7 @@ _SHAPE = ("layers", "width", "heads", "n_kv_heads", "d_head", "mlp", "d_mlp", "a
 _LEAVE = "Leave the model's shape to --init; only the context may be shorter and the vocabulary larger."
 
 
-def settings_of(source: str) -> dict[str, Any]:
+def read_settings(source: str) -> dict[str, Any]:
     """Fields of `TransformerConfig` that a checkpoint fixes, its residual among them where it is one of gnomon's.
 
     Args:
@@ -37,11 +37,11 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
     values = checkpoint.config
     if values.get("model_type") == "gnomon":
         return {f.name: values[f.name] for f in dataclasses.fields(TransformerConfig) if f.name in values}
-    return gpt2_llama.settings_values(values)
+    return gpt2_llama.from_hf_config(values)
 
 
 @torch.no_grad()
-def adopt(model: Transformer, source: str) -> dict[str, Any]:
+def load_pretrained(model: Transformer, source: str) -> dict[str, Any]:
     """Copy the weights of a checkpoint into `model`, whose residual may be another.
 
     A norm that feeds a sublayer and has no place in the model's residual goes into the matrices behind it: W diag(g), and
@@ -90,9 +90,9 @@ def _ours(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, Tensor
     tensors = {name: checkpoint.read(name).float() for name in checkpoint.entries}
     family = checkpoint.config.get("model_type")
     if family != "gnomon":
-        return gpt2_llama.from_plain(tensors, config, str(family))
+        return gpt2_llama.from_hf_tensors(tensors, config, str(family))
     # A folder of `save_pretrained` has the wrapper's prefix, a checkpoint of a run has none.
-    return gpt2_llama.arrange({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, config)
+    return gpt2_llama.match_qkv({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, config)
 
 
 def _fold(tensors: dict[str, Tensor], own: Mapping[str, Any]) -> list[str]:

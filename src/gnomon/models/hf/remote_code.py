@@ -26,7 +26,7 @@ AUTO_MAP = {
 _IMPORT = re.compile(r"^from (gnomon[\w.]*) import (\w+)?", flags=re.MULTILINE)
 
 
-def files() -> dict[str, str]:
+def source_files() -> dict[str, str]:
     """The source of every file by its name, from the two that transformers looks for through all they import."""
     found: dict[str, str] = {}
     waiting = list(ROOTS)
@@ -39,9 +39,9 @@ def files() -> dict[str, str]:
     return {f"{name}.py": text for name, text in sorted(found.items())}
 
 
-def write(folder: Path) -> None:
+def write_source_files(folder: Path) -> None:
     """Write the files."""
-    for name, text in files().items():
+    for name, text in source_files().items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
