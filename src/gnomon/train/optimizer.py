@@ -54,7 +54,7 @@ def _muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
         weight_decay=config.weight_decay,
     )
     rest = _adamw_over([(name, p) for name, p in named if name not in hidden], config.adamw_lr, config)
-    return Together(muon, rest)
+    return CombinedOptimizer(muon, rest)
 
 
 def _manifold_muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
@@ -80,19 +80,20 @@ def _configured(manifold: Manifold, config: OptimConfig) -> Manifold:
     return DGram(cap=config.dgram_cap, paper=config.paper) if isinstance(manifold, DGram) else manifold
 
 
-class Together(torch.optim.Optimizer):
-    """Several optimizers as one: groups and state are theirs, shared; a step is a step of each."""
+class CombinedOptimizer(torch.optim.Optimizer):
+    """Several new optimizers as one: their own groups, in order, and one state for all; a step is a step of each."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
         self.optimizers = optimizers
-        super().__init__([{"params": group["params"]} for o in optimizers for group in o.param_groups], {})
-        self._share()
+        super().__init__([group for o in optimizers for group in o.param_groups], {})
+        self.__setstate__({})
 
-    def _share(self) -> None:
-        """Use the inner optimizers' own groups, and give them all one state."""
-        self.param_groups = [group for o in self.optimizers for group in o.param_groups]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What torch calls at the end of `load_state_dict`: groups and state may be other objects now."""
+        super().__setstate__(state)
+        groups = iter(self.param_groups)
         for optimizer in self.optimizers:
-            self.state.update(optimizer.state)
+            optimizer.param_groups = [next(groups) for _ in optimizer.param_groups]
             optimizer.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -103,10 +104,3 @@ class Together(torch.optim.Optimizer):
         for optimizer in self.optimizers:
             optimizer.step()
         return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        groups = iter(self.param_groups)
-        for optimizer in self.optimizers:
-            optimizer.param_groups = [next(groups) for _ in optimizer.param_groups]
-            optimizer.state = self.state
