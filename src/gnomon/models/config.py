@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.errors import UserError, check_name
+from gnomon.ranges import Count, NonNegative, Positive, check_ranges
 
 ACTIVATIONS = ("relu", "gelu", "silu", "none", "radial")
+
+WITHOUT_NORM = ("geonorm", "ngpt-step", "sphere", "proj-spheret", "cay-spheret")
+"""Residuals that have no norm for `norm` and `norm_eps` to describe."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +49,16 @@ class TransformerConfig:
         norm_eps: added to the variance in norms.
     """
 
-    vocab_size: int
-    context: int
-    layers: int
-    heads: int
-    width: int
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    mlp_width: int | None = None
+    vocab_size: Count
+    context: Count
+    layers: Count
+    heads: Count
+    width: Count
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    mlp_width: Count | None = None
     positions: str = "learned"
-    rope_base: float = 10000.0
+    rope_base: Positive = 10000.0
     norm: str = "layer"
     mlp: str = "gelu"
     activation: str | None = None
@@ -63,13 +67,13 @@ class TransformerConfig:
     tied: bool = True
     head_bias: bool = False
     qk_norm: bool = False
-    attention_softcap: float | None = None
-    head_softcap: float | None = None
+    attention_softcap: Positive | None = None
+    head_softcap: Positive | None = None
     residual: str = "pre-norm"
     residual_options: dict[str, Any] = field(default_factory=dict)
     stream: str = "float32"
-    init_std: float = 0.02
-    norm_eps: float = 1e-5
+    init_std: NonNegative = 0.02
+    norm_eps: NonNegative = 1e-5
 
     def __post_init__(self) -> None:
         check_name("positions", self.positions, ("learned", "rope"))
@@ -78,9 +82,7 @@ class TransformerConfig:
         check_name("activation", self.activation or "relu", ACTIVATIONS)
         check_name("qkv", self.qkv, ("split", "fused"))
         check_name("stream", self.stream, ("float32", "compute"))
-        for name in ("vocab_size", "context", "layers", "heads", "width"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_ranges(self)
         if self.head_dim is None and self.width % self.heads:
             raise UserError(f"width {self.width} is not a multiple of heads {self.heads}; set head_dim or change one")
         if self.heads % self.n_kv_heads:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from gnomon.errors import check_name
 from gnomon.models import config as models
@@ -17,12 +16,14 @@ RECOMMENDED = ("proj-spheret", "muon")
 """The pair that won `gnomon study recipe` (docs/results/recipe.md)."""
 
 
-def optim(assignment: str, lr: float, **settings: Any) -> OptimConfig:
+def optim(assignment: str, lr: float, adamw_lr: float) -> OptimConfig:
     """AdamW, torch's Muon, or ManifoldMuon with one of the paper's assignments, by one name."""
     check_name("assignment", assignment, ASSIGNMENTS)
-    if assignment in ("adamw", "muon"):
-        return OptimConfig(name=assignment, lr=lr, **settings)
-    return OptimConfig(name="manifold-muon", assignment=assignment, lr=lr, **settings)
+    if assignment == "adamw":
+        return OptimConfig(name="adamw", lr=lr)
+    if assignment == "muon":
+        return OptimConfig(name="muon", lr=lr, adamw_lr=adamw_lr)
+    return OptimConfig(name="manifold-muon", assignment=assignment, lr=lr, adamw_lr=adamw_lr)
 
 
 def tiny(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:

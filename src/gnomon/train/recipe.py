@@ -10,13 +10,14 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from gnomon.errors import UserError, check_name, suggest
 from gnomon.files import flatten, restored, spelled
-from gnomon.models.config import TransformerConfig
+from gnomon.models.config import WITHOUT_NORM, TransformerConfig
+from gnomon.ranges import Count, Decay, Fraction, Natural, NonNegative, Positive, ProperFraction, check_ranges
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class DataConfig:
 
     train: str = "jargon"
     val: str | None = None
-    val_fraction: float = 0.05
+    val_fraction: ProperFraction = 0.05
     tokenizer: str = "byte"
-    batch: int = 16
-    accumulate: int = 1
+    batch: Count = 16
+    accumulate: Count = 1
     boundaries: str = "ignore"
 
 
@@ -68,20 +69,38 @@ class OptimConfig:
     """
 
     name: str = "adamw"
-    lr: float = 1e-3
-    adamw_lr: float = 6e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip: float | None = 1.0
+    lr: Positive = 1e-3
+    adamw_lr: NonNegative = 6e-4
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    eps: NonNegative = 1e-8
+    weight_decay: NonNegative = 0.1
+    clip: Positive | None = 1.0
     assignment: str = "hetero"
-    manifold_decay: float = 0.0
-    momentum: float = 0.95
+    manifold_decay: NonNegative = 0.0
+    momentum: Decay = 0.95
     scale: str = "none"
-    solver_steps: int = 0
-    dgram_cap: float | None = None
+    solver_steps: Natural = 0
+    dgram_cap: Positive | None = None
     paper: bool = False
-    logit_clip: float | None = None
+    logit_clip: Positive | None = None
+
+    def unread(self) -> dict[str, str]:
+        """Settings that this optimizer does not read, and what they would need."""
+        manifolds = _MANIFOLDS.get(self.assignment, ()) if self.name == "manifold-muon" else ()
+        matrices = ("name muon or manifold-muon", self.name != "adamw")
+        ours = ("name manifold-muon", self.name == "manifold-muon")
+        manifold = ("name manifold-muon with an assignment other than none", bool(manifolds))
+        dgram = ("name manifold-muon with an assignment that has DGram: dgram, hetero or hetero-inv", "dgram" in manifolds)
+        reads = {
+            "adamw_lr": matrices, "momentum": matrices, "assignment": ours, "scale": ours,
+            "solver_steps": manifold, "paper": manifold, "manifold_decay": dgram, "dgram_cap": dgram,
+        }  # fmt: skip
+        return {name: needs for name, (needs, read) in reads.items() if not read}
+
+
+_MANIFOLDS = {
+    "none": (), "stiefel": ("stiefel",), "dgram": ("dgram",), "hetero": ("stiefel", "dgram"), "hetero-inv": ("dgram", "stiefel"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,9 +115,9 @@ class ScheduleConfig:
     """
 
     name: str = "cosine"
-    warmup: int = 20
-    floor: float = 0.1
-    decay: float = 0.2
+    warmup: Natural = 20
+    floor: Fraction = 0.1
+    decay: Fraction = 0.2
 
 
 @dataclass(frozen=True)
@@ -148,14 +167,14 @@ class WatchConfig:
         keep: checkpoints kept; older ones are removed after a newer one is whole.
     """
 
-    log_every: int = 1
-    eval_every: int = 100
-    eval_tokens: int = 32768
-    probe_every: int = 50
-    probe_tokens: int = 1024
-    track_every: int = 0
-    save_every: int = 100
-    keep: int = 2
+    log_every: Natural = 1
+    eval_every: Natural = 100
+    eval_tokens: Count = 32768
+    probe_every: Natural = 50
+    probe_tokens: Count = 1024
+    track_every: Natural = 0
+    save_every: Natural = 100
+    keep: Natural = 2
 
 
 @dataclass(frozen=True)
@@ -172,9 +191,9 @@ class Recipe:
     """
 
     name: str
-    steps: int
+    steps: Count
     model: TransformerConfig
-    seed: int = 0
+    seed: Annotated[int, "[0, 18446744073709551616)"] = 0
     init: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -185,20 +204,20 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_name("optim.name", self.optim.name, ("adamw", "muon", "manifold-muon"))
-        check_name("optim.assignment", self.optim.assignment, ("none", "stiefel", "dgram", "hetero", "hetero-inv"))
+        check_name("optim.assignment", self.optim.assignment, _MANIFOLDS)
         check_name("data.boundaries", self.data.boundaries, ("ignore", "respect"))
         check_name("schedule.name", self.schedule.name, ("cosine", "wsd", "constant"))
         check_name("compute.precision", self.compute.precision, ("fp32", "bf16"))
         check_name("parallel.strategy", self.parallel.strategy, ("auto", "none", "ddp", "fsdp"))
-        if self.steps < 1:
-            raise UserError(f"steps must be at least 1, got {self.steps}")
+        check_ranges(self)
         if self.data.batch % self.data.accumulate:
             raise UserError(
                 f"data.batch {self.data.batch} is not a multiple of data.accumulate {self.data.accumulate}; "
                 "batch counts the sequences of a whole step"
             )
-        if not self.optim.lr > 0:
-            raise UserError(f"optim.lr must be positive, got {self.optim.lr}")
+        for name, needs in self.optim.unread().items():
+            if (value := getattr(self.optim, name)) != getattr(OptimConfig(), name):
+                raise UserError(f"optim.{name} is {value!r}, but nothing reads it: it needs optim.{needs}")
 
     def at(self, lr: float, seed: int) -> Recipe:
         """The same recipe at another learning rate and seed, the two things that are swept most."""
@@ -209,22 +228,61 @@ class Recipe:
         return self.data.batch * self.model.context
 
 
+def unread(recipe: Recipe) -> dict[str, str]:
+    """Settings that nothing reads in this recipe, by path: what they would need."""
+    model, schedule = recipe.model, recipe.schedule
+    normless = model.residual in WITHOUT_NORM
+    others = {
+        "schedule.decay": ("schedule.name wsd", schedule.name == "wsd"),
+        "schedule.floor": ("schedule.name cosine or wsd", schedule.name != "constant"),
+        "data.val_fraction": ("data.val null", recipe.data.val is None),
+        "model.rope_base": ("model.positions rope", model.positions == "rope"),
+        "model.norm": ("a residual that has norms", not normless),
+        "model.norm_eps": ("a residual that has norms, or model.qk_norm", not normless or model.qk_norm),
+    }
+    found = {path: needs for path, (needs, read) in others.items() if not read}
+    return found | {f"optim.{name}": f"optim.{needs}" for name, needs in recipe.optim.unread().items()}
+
+
 def to_dict(recipe: Any) -> dict[str, Any]:
-    """Nested plain values of a recipe or a part of one, as in recipe.json. Infinity, which JSON lacks, reads "inf"."""
-    return spelled(dataclasses.asdict(recipe))
+    """Nested plain values of a recipe or a part of one, as in recipe.json. Infinity, which JSON lacks, reads "inf".
+
+    A recipe holds no setting that its optimizer ignores.
+    """
+    values = spelled(dataclasses.asdict(recipe))
+    if isinstance(recipe, Recipe):
+        _drop(values["optim"], recipe.optim.unread())
+    return values
+
+
+def _drop(values: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        values.pop(name, None)
 
 
 def from_dict(values: Mapping[str, Any], kind: type = Recipe) -> Any:
     """The inverse of `to_dict`. Strict: an unknown key or a value of the wrong type is a `UserError` with its path."""
+    optim = values.get("optim") if kind is Recipe and isinstance(values, Mapping) else None
+    # Older versions wrote every setting of the optimizer, those it does not read included.
+    if isinstance(optim, Mapping) and {"adamw_lr", "momentum", "assignment"} <= optim.keys():
+        optim = dict(optim)
+        _drop(optim, _build(OptimConfig, optim, "optim.").unread())
+        values = {**values, "optim": optim}
     return _build(kind, values, "")
 
 
-def replace(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+def replace(recipe: Recipe, changes: Mapping[str, Any], *, shared: bool = False) -> Recipe:
     """A recipe with some values changed by dotted path, e.g. {"model.width": 256, "model.residual_options.p": 2}.
 
     String values are read as JSON where they are JSON (`3`, `true`, `null`, `[0.9, 0.99]`) and as themselves otherwise.
+
+    Args:
+        shared: the changes are for many recipes: those that nothing in this one reads are passed over.
+
+    Raises:
+        UserError: an unknown setting, a value that cannot be, or (unless `shared`) a setting that nothing would read.
     """
-    values = to_dict(recipe)
+    values = spelled(dataclasses.asdict(recipe))
     for path, value in changes.items():
         *parents, last = path.split(".")
         node = values
@@ -235,7 +293,14 @@ def replace(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         if last not in node and parents != ["model", "residual_options"]:
             raise UserError(f"unknown setting {path!r}. {suggest(path, flatten(values))}")
         node[last] = _parse(value)
-    return from_dict(values)
+    # What the old optimizer read and the new one does not.
+    given = {path.removeprefix("optim.") for path in changes} if not shared else set()
+    _drop(values["optim"], _build(OptimConfig, values["optim"], "optim.").unread().keys() - given)
+    made = _build(Recipe, values, "")
+    for path, needs in () if shared else unread(made).items():
+        if path in changes:
+            raise UserError(f"nothing would read {path} here: it needs {needs}. Leave it out, or change that as well.")
+    return made
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:

@@ -1,0 +1,51 @@
+"""What numbers settings may be, said once, in their types: `batch: Count = 16`."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Annotated, Any
+
+from gnomon.errors import UserError
+
+Count = Annotated[int, "[1, inf)"]
+Natural = Annotated[int, "[0, inf)"]
+Positive = Annotated[float, "(0, inf)"]
+NonNegative = Annotated[float, "[0, inf)"]
+Fraction = Annotated[float, "[0, 1]"]
+ProperFraction = Annotated[float, "(0, 1)"]
+Decay = Annotated[float, "[0, 1)"]
+"""Of a running mean."""
+
+
+def check_ranges(settings: Any, path: str = "") -> None:
+    """Hold every number of a dataclass, and of dataclasses in it, against the interval in its type.
+
+    Args:
+        path: of the settings, with a dot at its end, for the message.
+
+    Raises:
+        UserError: a number outside its interval; NaN is outside all.
+    """
+    for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        if dataclasses.is_dataclass(value):
+            check_ranges(value, f"{path}{name}.")
+        elif (interval := _interval(hint)) is not None:
+            for number in value if isinstance(value, tuple) else () if value is None else (value,):
+                if not _inside(number, interval):
+                    raise UserError(f"{path}{name} must lie in {interval}, got {value}")
+
+
+def _interval(hint: Any) -> str | None:
+    """The interval of an annotated number, of one that may be None, or of the numbers of a tuple."""
+    if typing.get_origin(hint) is Annotated:
+        return next((note for note in hint.__metadata__ if isinstance(note, str)), None)
+    return next(filter(None, map(_interval, typing.get_args(hint))), None)
+
+
+def _inside(number: float, interval: str) -> bool:
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    return (low < number or interval[0] == "[" and number == low) and (
+        number < high or interval[-1] == "]" and number == high
+    )
