@@ -7,7 +7,11 @@ import math
 
 import pytest
 
+from gnomon import residual
 from gnomon.errors import UserError
+from gnomon.files import flatten
+from gnomon.models import Transformer
+from gnomon.models.config import WITHOUT_NORM
 from gnomon.train import PRESETS, from_dict, preset, replace, to_dict
 from gnomon.train.presets import BASELINE, RECOMMENDED
 from gnomon.train.recipe import ScheduleConfig, difference
@@ -56,6 +60,100 @@ def test_replace_by_path():
 def test_mistakes_are_told(changes, words):
     with pytest.raises(UserError, match=words):
         replace(preset("tiny"), changes)
+
+
+NUMBERS = {
+    "steps": 0, "seed": -1, "data.batch": 0, "data.accumulate": 0, "data.val_fraction": 1.0, "optim.lr": 0.0, "optim.adamw_lr": -1,
+    "optim.betas": [0.9, 1.0], "optim.eps": -1e-8, "optim.weight_decay": -0.1, "optim.clip": 0, "optim.momentum": 1.0,
+    "optim.logit_clip": -5, "schedule.warmup": -1, "schedule.floor": 1.5, "watch.log_every": -1, "watch.eval_every": -1,
+    "watch.eval_tokens": 0, "watch.probe_every": -1, "watch.probe_tokens": 0, "watch.track_every": -1, "watch.save_every": -1,
+    "watch.keep": -1, "model.vocab_size": 0, "model.context": 0, "model.layers": 0, "model.heads": 0, "model.width": 0,
+    "model.kv_heads": 0, "model.head_dim": 0, "model.mlp_width": 0, "model.rope_base": 0, "model.attention_softcap": 0,
+    "model.head_softcap": -1, "model.init_std": -1, "model.norm_eps": -1, "optim.manifold_decay": -1, "optim.solver_steps": -1,
+    "optim.dgram_cap": 0, "schedule.decay": 1.1,
+}  # fmt: skip
+READ = {"optim.name": "manifold-muon", "optim.assignment": "hetero", "model.residual": "pre-norm", "schedule.name": "wsd"}
+
+
+@pytest.mark.parametrize("path, value", NUMBERS.items())
+def test_numbers_that_cannot_be_are_told_by_name(path, value):
+    with pytest.raises(UserError, match=f"{path.removeprefix('model.')} must lie in"):
+        replace(preset("tiny", *BASELINE), READ | {path: value})
+    number = math.nan if isinstance(value, float) else "NaN"
+    if path != "optim.betas" and not isinstance(value, int):
+        with pytest.raises(UserError, match="must lie in"):
+            replace(preset("tiny", *BASELINE), READ | {path: number})
+
+
+def test_every_number_has_a_range():
+    numbers = {path for path, value in flatten(to_dict(replace(preset("tiny", *BASELINE), READ))).items()
+               if isinstance(value, int | float | list) and not isinstance(value, bool)}  # fmt: skip
+    assert numbers <= NUMBERS.keys()
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("adamw", {"optim.adamw_lr": 1e-3}),
+        ("adamw", {"optim.momentum": 0.9}),
+        ("muon", {"optim.assignment": "stiefel"}),
+        ("muon", {"optim.scale": "rms"}),
+        ("none", {"optim.solver_steps": 2}),
+        ("none", {"optim.manifold_decay": 0.1}),
+        ("stiefel", {"optim.dgram_cap": 4.0}),
+        ("adamw", {"optim.paper": True}),
+        ("adamw", {"schedule.decay": 0.3}),
+        ("adamw", {"schedule.name": "constant", "schedule.floor": 0.3}),
+        ("adamw", {"data.val": "jargon", "data.val_fraction": 0.3}),
+        ("adamw", {"model.positions": "learned", "model.rope_base": 100.0}),
+        ("adamw", {"model.residual": "sphere", "model.norm": "layer"}),
+        ("adamw", {"model.residual": "geonorm", "model.norm_eps": 1e-6}),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused_by_name(name, changes):
+    recipe, path = preset("tiny", BASELINE[0], name), list(changes)[-1]
+    with pytest.raises(UserError, match=f"nothing would read {path} here: it needs|{path} is .*nothing reads it"):
+        replace(recipe, changes)
+    shared = replace(recipe, changes, shared=True)
+    assert path not in flatten(to_dict(shared)) or not path.startswith("optim.")
+
+
+@pytest.mark.parametrize("name", residual.names())
+def test_residuals_without_a_norm_are_known(name):
+    small = {"model.residual": name, "model.layers": 1, "model.width": 8, "model.heads": 2}
+    made = [
+        Transformer(replace(preset("tiny", *BASELINE), {"model.norm": norm} | small, shared=True).model)
+        for norm in ("rms", "layer")
+    ]
+    alike = repr(made[0]) == repr(made[1]) and made[0].state_dict().keys() == made[1].state_dict().keys()
+    assert alike == (name in WITHOUT_NORM)
+
+
+def test_a_recipe_holds_no_setting_its_optimizer_ignores():
+    held = {name: set(to_dict(preset("tiny", "pre-norm", name))["optim"]) for name in ("adamw", "muon", "none", "stiefel")}
+    both = {"name", "lr", "betas", "eps", "weight_decay", "clip", "logit_clip"}
+    assert held["adamw"] == both
+    assert held["muon"] == both | {"adamw_lr", "momentum"}
+    assert held["none"] == both | {"adamw_lr", "momentum", "assignment", "scale"}
+    assert held["stiefel"] == held["none"] | {"solver_steps", "paper"}
+
+
+def test_a_changed_optimizer_leaves_behind_what_it_does_not_read():
+    muon = replace(preset("tiny", "pre-norm", "muon"), {"optim.momentum": 0.8})
+    assert replace(muon, {"optim.name": "adamw"}).optim == replace(preset("tiny", *BASELINE), {"optim.lr": muon.optim.lr}).optim
+
+
+def test_recipes_of_older_versions_load():
+    """They hold every setting of the optimizer."""
+    recipe = preset("tiny", *BASELINE)
+    old = to_dict(recipe)
+    old["optim"] |= {"adamw_lr": 4e-3, "assignment": "stiefel", "momentum": 0.95, "scale": "rms", "paper": True, "dgram_cap": 3.0,
+                     "manifold_decay": 0.1, "solver_steps": 1}  # fmt: skip
+    assert from_dict(old) == recipe
+    part = to_dict(recipe)
+    part["optim"]["scale"] = "rms"
+    with pytest.raises(UserError, match="optim.scale is 'rms', but nothing reads it: it needs optim.name manifold-muon"):
+        from_dict(part)
 
 
 def test_unknown_key_in_a_file():

@@ -55,7 +55,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     ]
     llama = _llama(scale)
     for name, activation in LLAMA.items():
-        recipe = replace(llama, {"model.activation": activation, **changes})
+        recipe = replace(llama, {"model.activation": activation, **changes}, shared=True)
         variants.append(Variant(name, recipe, (recipe.optim.lr,), None, "Llama"))
     return Study(
         name="continuity",

@@ -26,7 +26,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
 
     def variant(name: str, assignment: str, baseline: str, narrow: bool = False, **settings: Any) -> Variant:
         settings = {f"optim.{key}": value for key, value in settings.items()} | (NARROW if narrow and scale != "paper" else {})
-        recipe = replace(_base(scale, assignment), settings | changes)
+        recipe = replace(replace(_base(scale, assignment), settings), changes, shared=True)
         rates = adamw if assignment == "adamw" else muon
         group = "solver" if narrow else "optimizer"
         return Variant(name, recipe, rates, None if name == baseline else baseline, group)

@@ -75,7 +75,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     }[scale]
 
     def variant(name: str, residual: str, assignment: str, change: Callable[[Recipe], dict[str, Any]] | None = None) -> Variant:
-        recipe = replace(_base(scale, residual, assignment), changes)
+        recipe = replace(_base(scale, residual, assignment), changes, shared=True)
         recipe = replace(recipe, change(recipe)) if change else recipe
         rates = grids["adamw" if assignment == "adamw" else "muon"]
         return Variant(name, recipe, rates, None if name == MUON else MUON, "candidates")
@@ -105,7 +105,7 @@ def _base(scale: str, residual: str, assignment: str) -> Recipe:
     if scale == "tiny":
         return replace(preset("tiny", residual, assignment), TINY)
     small = preset("gpt2-small", residual, assignment)
-    return replace(small, SMALL) if scale == "small" else small
+    return replace(small, SMALL, shared=True) if scale == "small" else small
 
 
 def reach(results: Results, name: str, target: float) -> float:

@@ -63,7 +63,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     base = _base(scale)
 
     def variant(name: str, group: str, settings: dict[str, Any], rates: tuple[float, ...], baseline: str) -> Variant:
-        return Variant(name, replace(base, {**settings, **changes}), rates, None if name == baseline else baseline, group)
+        return Variant(name, replace(base, {**settings, **changes}, shared=True), rates, None if name == baseline else baseline, group)
 
     main = "twelve layers" if scale == "tiny" else ""
     variants = [variant(name, main, settings, wide, "Pre-LN") for name, settings in RESIDUALS.items()]

@@ -238,7 +238,9 @@ def unread(recipe: Recipe) -> dict[str, str]:
         "data.val_fraction": ("data.val null", recipe.data.val is None),
         "model.rope_base": ("model.positions rope", model.positions == "rope"),
         "model.norm": ("a residual that has norms", not normless),
-        "model.norm_eps": ("a residual that has norms, or model.qk_norm", not normless or model.qk_norm),
+        "model.norm_eps": (
+            "a residual that has norms, or model.qk_norm", not normless and model.residual != "pre-dyt" or model.qk_norm
+        ),
     }
     found = {path: needs for path, (needs, read) in others.items() if not read}
     return found | {f"optim.{name}": f"optim.{needs}" for name, needs in recipe.optim.unread().items()}
