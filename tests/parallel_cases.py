@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from gnomon import data
+from gnomon import data, sharding
 from gnomon.models import Transformer
-from gnomon.optim import ownership
 from gnomon.train import device, loop, optimizer, preset, replace, run_data
 from gnomon.train.distributed import ALONE, Ranks, grad_norm, parallelise
 
@@ -61,7 +60,7 @@ def steps(settings, ranks: Ranks = ALONE, *, count=4, double=False, ragged=False
         optim.step()
     named = dict(model.named_parameters())
     momenta = {f"{n}.{k}": v for n, p in named.items() for k, v in optim.state[p].items() if v.shape == p.shape}
-    end = {name: ownership.whole(value).detach().clone() for name, value in (named | momenta).items()}
+    end = {name: sharding.whole(value).detach().clone() for name, value in (named | momenta).items()}
     violations = optim.measure().get("feasibility", {}) if hasattr(optim, "measure") else {}
     return {"losses": losses, "end": end, "feasibility": violations}
 

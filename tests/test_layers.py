@@ -12,7 +12,7 @@ import gnomon
 SOURCE = Path(gnomon.__file__).parent
 
 FLOORS = [
-    {"errors", "files", "lazy", "progress", "ranges", "run_folder"},
+    {"errors", "files", "lazy", "progress", "ranges", "run_folder", "sharding"},
     {"geometry", "checkpoints", "data", "report"},
     {"anatomy"},
     {"residual", "optim", "continuity"},

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from parallel_cases import Group, spawn
 
 import gnomon
+from gnomon import sharding
 from gnomon.errors import UserError
 from gnomon.optim import ManifoldMuon, ownership
 
@@ -55,8 +56,8 @@ def run(layout="replicated", dtype=torch.float64, missing=None):
     state = {n: optimizer.state[p] for n, p in named.items()}
     duals = {n: sorted(k for k in s if k.startswith("dual")) for n, s in state.items()}
     return (
-        {n: ownership.whole(p).detach().clone() for n, p in named.items()},
-        {n: ownership.whole(s["momentum"]).clone() for n, s in state.items()},
+        {n: sharding.whole(p).detach().clone() for n, p in named.items()},
+        {n: sharding.whole(s["momentum"]).clone() for n, s in state.items()},
         duals,
     )
 
@@ -65,13 +66,13 @@ def refused(layout):
     """Whether a gradient that is not finite on the last rank alone is refused, with the weight as it was."""
     W = torch.nn.Parameter(laid_out(torch.eye(8), layout))
     optimizer = ManifoldMuon([{"params": [("W", W)], "manifold": gnomon.Stiefel()}])
-    W.grad, before = laid_out(torch.ones(8, 8), layout), ownership.whole(W).clone()
+    W.grad, before = laid_out(torch.ones(8, 8), layout), sharding.whole(W).clone()
     if ownership.rank() == dist.get_world_size() - 1:
-        ownership.local(W.grad).fill_(float("nan"))
+        sharding.local(W.grad).fill_(float("nan"))
     try:
         optimizer.step()
     except UserError:
-        return torch.equal(ownership.whole(W), before)
+        return torch.equal(sharding.whole(W), before)
     return False
 
 
@@ -88,7 +89,7 @@ def work(rank, world, barrier, folder):
         found["to owners"] = [t is not None for t in mine] == [owner == rank for owner in chosen]
         found["whole"] = all(torch.equal(t, gradient(n, 0)) for n, t in zip(SHAPES, mine) if t is not None)
         ownership.from_owners(tensors, [None if t is None else t + 1 for t in mine], chosen)
-        back = [ownership.whole(t) for t in tensors]
+        back = [sharding.whole(t) for t in tensors]
         found["back"] = all(torch.equal(t, gradient(n, 0) + 1) for n, t in zip(SHAPES, back))
     return found
 

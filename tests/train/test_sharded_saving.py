@@ -11,10 +11,10 @@ import torch
 from parallel_cases import Group, recipe, spawn
 from safetensors.torch import load_file
 
+from gnomon import sharding
 from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.models import Transformer
-from gnomon.optim import ownership
 from gnomon.run_folder import checkpoint_folders, read_metrics
 from gnomon.train import checkpoint_layout, loop, optimizer, replace, saving, sharded_saving, train
 from gnomon.train.distributed import Ranks, parallelise
@@ -58,9 +58,9 @@ def loaded(folder, ranks):
     optim = optimizer.build(model, SETTINGS.optim)
     tracker = Tracker(model, 5)
     progress = saving.resume(Path(folder), model, optim, tracker, ranks)
-    found = {f"weight {n}": ownership.whole(p) for n, p in model.named_parameters()}
+    found = {f"weight {n}": sharding.whole(p) for n, p in model.named_parameters()}
     found |= {
-        f"{key} {n}": ownership.whole(value)
+        f"{key} {n}": sharding.whole(value)
         for n, p in model.named_parameters()
         for key, value in optim.state[p].items()
     }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import UserError, suggest
+from gnomon.sharding import whole
 
 # Formats met under the wrong name: first bytes, and what to say.
 _MAGIC = {
@@ -99,9 +100,7 @@ def from_tensors(tensors: Mapping, name: str = "model", config: Mapping | None =
     }
 
     def load(key: str, buffer: Buffer | None, index: int | None) -> Tensor:
-        value = tensors[key].detach()
-        if hasattr(value, "full_tensor"):
-            value = value.full_tensor()
+        value = whole(tensors[key])
         value = value if index is None else value[index]
         if value.is_meta:
             raise UserError(f"{key} is on the meta device and holds no numbers. Load the weights first.")

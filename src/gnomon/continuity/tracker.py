@@ -26,6 +26,7 @@ from gnomon.continuity.pair_measures import undefined
 from gnomon.errors import UserError
 from gnomon.geometry import subspace
 from gnomon.geometry.subspace import Singular
+from gnomon.sharding import shard_like, whole
 
 Series = dict[str, dict[str, float]]
 
@@ -80,7 +81,7 @@ class Tracker:
         self._parts = list(dict.fromkeys(part for pair in self._pairs for part in (pair.first, pair.second)))
         parameters = dict(model.named_parameters())
         self._parameters = {part.name: parameters[part.name] for part in self._parts}
-        self._start = {name: _dense(p).detach().cpu().clone() for name, p in self._parameters.items()}
+        self._start = {name: whole(p).cpu().clone() for name, p in self._parameters.items()}
         self._sum: dict[str, Tensor] = {}
         self._accumulate = accumulate
         self._first: dict[Part, Tensor] = {}
@@ -131,7 +132,7 @@ class Tracker:
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same series."""
         vectors = {_name(part): vector for part, vector in self._first.items()}
-        return {"start": self._start, "sum": {k: _dense(x).cpu() for k, x in self._sum.items()}, "first": vectors}
+        return {"start": self._start, "sum": {k: whole(x).cpu() for k, x in self._sum.items()}, "first": vectors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         by_name = {_name(part): part for part in self._parts}
@@ -139,21 +140,16 @@ class Tracker:
         self._first = {by_name[name]: vector for name, vector in state["first"].items()}
         for name, value in state["sum"].items():
             at = self._parameters[name]
-            if hasattr(at, "full_tensor"):
-                from torch.distributed.tensor import distribute_tensor
-
-                self._sum[name] = distribute_tensor(value.to(at.device), at.device_mesh, at.placements)
-            else:
-                self._sum[name] = value.to(at.device)
+            self._sum[name] = shard_like(value.to(at.device), at)
 
     def _leading(self, tensors: dict[str, Any], start: dict[Part, Tensor] | None = None) -> dict[Part, Singular]:
         found: dict[Part, Singular] = {}
         for name, parts in self._by_tensor().items():
             if name not in tensors:
                 continue
-            whole = _dense(tensors[name])
+            full = whole(tensors[name])
             for part in parts:
-                W_MN = part.block.take(whole)
+                W_MN = part.block.take(full)
                 if torch.isfinite(W_MN).all():
                     found[part] = subspace.leading(W_MN, 2, start=(start or {}).get(part))
         return found
@@ -175,7 +171,7 @@ class Tracker:
         return series
 
     def _change(self, part: Part) -> float | None:
-        now = part.block.take(_dense(self._parameters[part.name])).float()
+        now = part.block.take(whole(self._parameters[part.name])).float()
         start = part.block.take(self._start[part.name]).to(now)
         norm = float(start.norm())
         return float((now - start).norm()) / norm if norm > 0 else None
@@ -184,11 +180,6 @@ class Tracker:
 def _turn(reference: Tensor, at: Singular) -> float:
     angle = subspace.principal_angles(reference[None].to(at.V_kN), at.V_kN[:1])
     return float(torch.rad2deg(angle)[0])
-
-
-def _dense(tensor: Any) -> Tensor:
-    """A sharded tensor gathered; any other as it is."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _name(part: Part) -> str:

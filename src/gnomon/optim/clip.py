@@ -13,8 +13,8 @@ from torch import nn
 from gnomon.anatomy import Anatomy
 from gnomon.errors import UserError
 from gnomon.geometry.manifolds import Stiefel
-from gnomon.optim.ownership import whole, write
 from gnomon.optim.rules import Assignment
+from gnomon.sharding import whole, write
 
 
 @torch.no_grad()

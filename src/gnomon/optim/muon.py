@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnomon import sharding
 from gnomon.anatomy import Block
 from gnomon.errors import UserError, check_name
 from gnomon.geometry import steepest
@@ -196,7 +197,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         for name, parameter in zip(group["param_names"], group["params"]):
             if not parameter.requires_grad:
                 continue
-            full = ownership.whole(parameter)
+            full = sharding.whole(parameter)
             for block, manifold in parts[name]:
                 W = block.take(full).float().cpu()
                 if W.ndim != 2:
@@ -214,7 +215,7 @@ class ManifoldMuon(torch.optim.Optimizer):
                     {"name": name, "shape": tuple(W.shape), "manifold": label(manifold), "change": change}
                 )
                 block.put(full, new.to(full))
-            ownership.write(parameter, full)
+            sharding.write(parameter, full)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -266,7 +267,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         ownership.from_owners(targets, wholes, chosen)
         for (_, p), target in zip(moving, targets):
             if target is not p:
-                ownership.local(p).copy_(ownership.local(target))
+                sharding.local(p).copy_(sharding.local(target))
 
     def _batch_step(
         self, group: dict[str, Any], manifold: Manifold, shape: tuple[int, ...], batch: list[_Item]
@@ -314,17 +315,17 @@ class ManifoldMuon(torch.optim.Optimizer):
                 if p.dtype != dtype:
                     self.state[p]["master"] = p.detach().to(dtype)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        gradients = [ownership.local(g).to(dtype) for g, dtype in zip(gradients, wide)]
+        gradients = [sharding.local(g).to(dtype) for g, dtype in zip(gradients, wide)]
         buffers = [self.state[p]["momentum"] for p in parameters]
-        local = [ownership.local(buffer) for buffer in buffers]
+        local = [sharding.local(buffer) for buffer in buffers]
         mu = group["momentum"]
         torch._foreach_lerp_(local, gradients, 1 - mu)
         updates = torch._foreach_lerp(gradients, local, mu) if group["nesterov"] else [b.clone() for b in local]
-        return [ownership.like(update, buffer) for update, buffer in zip(updates, buffers)]
+        return [sharding.like(update, buffer) for update, buffer in zip(updates, buffers)]
 
     def _refuse_non_finite(self) -> None:
         named = [
-            (name, ownership.local(p.grad))
+            (name, sharding.local(p.grad))
             for group in self.param_groups
             for name, p in zip(group["param_names"], group["params"])
             if p.grad is not None
@@ -351,7 +352,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         for group in self.param_groups:
             for name, p in zip(group["param_names"], group["params"]) if group["manifolds"] is not None else ():
                 parts = from_plain(group["manifolds"][name])
-                full = ownership.whole(p)
+                full = sharding.whole(p)
                 momentum = self.state[p].get("momentum") if p in self.state else None
                 for number, (block, manifold) in enumerate(parts):
                     label = name.removesuffix(".weight") + (f"[{number}]" if len(parts) > 1 else "")
@@ -359,7 +360,7 @@ class ManifoldMuon(torch.optim.Optimizer):
                     found["feasibility"][label] = float(manifold.violation(W))
                     if momentum is None or isinstance(manifold, Euclidean):
                         continue
-                    U = block.take(ownership.whole(momentum))
+                    U = block.take(sharding.whole(momentum))
                     if group["paper"]:
                         U = U / (1 - group["momentum"])
                     solve = (

@@ -14,7 +14,8 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from gnomon.sharding import is_sharded, local, whole, write
 
 
 def world() -> int:
@@ -23,46 +24,6 @@ def world() -> int:
 
 def rank() -> int:
     return dist.get_rank() if world() > 1 else 0
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's share of a tensor, sharing memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def like(share: Tensor, reference: Tensor) -> Tensor:
-    """A share in the layout of `reference`."""
-    if not isinstance(reference, DTensor):
-        return share
-    return DTensor.from_local(
-        share,
-        reference.device_mesh,
-        reference.placements,
-        run_check=False,
-        shape=reference.shape,
-        stride=reference.stride(),
-    )
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor on every rank: a copy of a sharded one, the tensor's own storage otherwise."""
-    return tensor.full_tensor().clone() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-def shard_like(full: Tensor, reference: Tensor) -> Tensor:
-    """A whole tensor, the same on every rank, in the layout of `reference`: each slices its own share, none sends."""
-    if not isinstance(reference, DTensor):
-        return full
-    return distribute_tensor(full.to(reference.device), reference.device_mesh, reference.placements, src_data_rank=None)
-
-
-@torch.no_grad()
-def write(target: Tensor, full: Tensor) -> None:
-    """Put the whole tensor back into `target`, each rank its share."""
-    if isinstance(target, DTensor):
-        local(target).copy_(local(shard_like(full, target)))
-    elif target.data_ptr() != full.data_ptr():
-        target.copy_(full)
 
 
 def owners(costs: list[int], ranks: int) -> list[int]:
@@ -78,10 +39,10 @@ def owners(costs: list[int], ranks: int) -> list[int]:
 def to_owners(tensors: Sequence[Tensor], chosen: list[int]) -> list[Tensor | None]:
     """Each tensor whole on the rank that owns it, and None elsewhere; a replicated one is the tensor's own storage."""
     found: list[Tensor | None] = [
-        whole(t) if chosen[i] == rank() and not isinstance(t, DTensor) else None for i, t in enumerate(tensors)
+        whole(t) if chosen[i] == rank() and not is_sharded(t) else None for i, t in enumerate(tensors)
     ]
     for i, t in enumerate(tensors):
-        if isinstance(t, DTensor) and not _by_rows(t):
+        if is_sharded(t) and not _by_rows(t):
             full = whole(t)
             found[i] = full if chosen[i] == rank() else None
     for some in _alike([i for i, t in enumerate(tensors) if _by_rows(t)], tensors):
@@ -126,7 +87,7 @@ def live(parameters: list[Tensor]) -> list[bool]:
     dist.all_reduce(table)
     having = table.T.tolist()
     for p, there in zip(parameters, having):
-        if any(there) and not all(there) and not isinstance(p, DTensor):
+        if any(there) and not all(there) and not is_sharded(p):
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.broadcast(p.grad, src=there.index(1))
     return [any(there) for there in having]
@@ -142,10 +103,10 @@ def anywhere(flag: Tensor) -> bool:
 
 def _by_rows(tensor: Tensor) -> bool:
     """Whether a tensor lies cut by rows over all ranks, as FSDP2 does it; of other layouts the whole is gathered."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return False
     mesh = tensor.device_mesh
-    return mesh.ndim == 1 and mesh.mesh.tolist() == list(range(world())) and tensor.placements == (Shard(0),)
+    return mesh.ndim == 1 and mesh.mesh.tolist() == list(range(world())) and tensor.placements[0].is_shard(0)
 
 
 def _rows(tensor: Tensor, at: int) -> tuple[int, int]:

@@ -26,11 +26,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from gnomon import sharding
 from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.models.config import TransformerConfig
-from gnomon.optim import ownership
 from gnomon.run_folder import CHECKPOINTS, checkpoint_folders
 from gnomon.train.distributed import ALONE, Ranks
 from gnomon.train.recipe import from_dict, to_dict
@@ -112,14 +112,13 @@ def put_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
                 "The checkpoint was made with other model settings."
             )
     for name, tensor in ours.items():
-        ownership.local(tensor).copy_(ownership.local(in_layout_of(tensor, tensors[name])))
+        sharding.local(tensor).copy_(sharding.local(in_layout_of(tensor, tensors[name])))
 
 
 def in_layout_of(reference: Tensor, value: Tensor) -> Tensor:
     """A whole tensor in the layout of `reference`, where that is sharded and of the same shape; any other as it is."""
-    if not hasattr(reference, "placements") or hasattr(value, "placements") or value.shape != reference.shape:
-        return value
-    return ownership.shard_like(value, reference)
+    alike = value.shape == reference.shape and not sharding.is_sharded(value)
+    return sharding.shard_like(value, reference) if alike else value
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
+from gnomon.sharding import whole
 from gnomon.train.recipe import Recipe
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -206,7 +207,7 @@ def uncompiled(model: Transformer) -> contextlib.AbstractContextManager:
 def grad_norm(model: nn.Module) -> Tensor:
     """The norm of the whole gradient, on every process."""
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole(norm)
 
 
 class _Loss(nn.Module):

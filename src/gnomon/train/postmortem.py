@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from gnomon.errors import UserError
 from gnomon.files import write_json
-from gnomon.optim.ownership import whole
 from gnomon.run_folder import POSTMORTEM
+from gnomon.sharding import whole
 from gnomon.train.distributed import ALONE, Ranks
 
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from gnomon.anatomy import Anatomy, Block
 from gnomon.models.transformer import Transformer
 from gnomon.optim import ManifoldMuon
-from gnomon.optim.ownership import whole
 from gnomon.residual import Residual
+from gnomon.sharding import whole
 from gnomon.train.distributed import uncompiled
 
 
