@@ -350,6 +350,13 @@ def test_init_scales_as_published():
         (lambda: residual.make("sphere", D, index=0, depth=4, start=0.0), "positive"),
         (lambda: residual.make("proj-spheret", D, index=0, depth=4, p=3.0), "no option 'p'"),
         (lambda: residual.make("pre-norm", D, index=0, depth=4, norm="layr"), "layer"),
+        (lambda: residual.make("pre-dyt", D, index=0, depth=4, norm="layr"), "layer"),
+        (lambda: residual.make("pre-dyt", D, index=0, depth=4, eps=1e-6), "no option 'eps'"),
+        (lambda: residual.make("geonorm", D, index=0, depth=4, listing=True, clamp=1.0), "listing"),
+        (lambda: residual.make("geonorm", D, index=0, depth=4, clamp=-1.0), "positive"),
+        (lambda: residual.stack("sphere", D, blocks=0), "at least one block"),
+        (lambda: residual.stack("sphere", D, blocks=2, cuont="block"), "count"),
+        (lambda: residual.stack("sphere", D, blocks=2)(stream(1), [branch()] * 3), "3 branches for a stack of 4"),
     ],
 )
 def test_wrong_use_is_told(call, words):
@@ -415,3 +422,33 @@ def test_the_smaller_of_cap_and_clamp_holds():
         assert residual.make("sphere", D, index=3, depth=DEPTH, **options).cap == bound
     with pytest.raises(UserError, match="positive"):
         residual.make("sphere", D, index=0, depth=DEPTH, clamp=0.0)
+
+
+@every
+def test_a_stack_is_entry_joins_and_exit(name, options):
+    made = residual.stack(name, D, blocks=3, **options).double()
+    joins = [residual.make(name, D, index=i, depth=6, **options).double() for i in range(6)]
+    h = joins[0].entry().double()(stream(5))
+    for join in joins:
+        h = join(h, branch())
+    h = joins[-1].exit().double()(h)
+    assert torch.equal(made(stream(5), [branch()] * 6), h)
+    again = made.entry(stream(5))
+    for join in made:
+        again = join(again, branch())
+    assert torch.equal(made.exit(again), h) and len(made) == 6 and made[5].index == 5
+    own = sum(p.numel() for part in (*joins, joins[0].entry(), joins[-1].exit()) for p in part.parameters())
+    assert sum(p.numel() for p in made.parameters()) == own
+
+
+def test_a_stack_of_other_blocks():
+    stack = residual.stack("layernorm-scaling", D, blocks=2, per_block=3)
+    assert [join.count("block") for join in stack] == [1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["sphere", "proj-spheret", "cay-spheret", "geonorm", "ngpt-step"])
+@pytest.mark.parametrize("option", ["norm", "eps"])
+def test_a_norm_is_refused_where_there_is_none(name, option):
+    assert option not in residual.options(name)
+    with pytest.raises(UserError, match=f"no option '{option}'"):
+        residual.make(name, D, index=0, depth=4, **{option: 1e-6})

@@ -146,7 +146,9 @@ class Block(nn.Module):
 
     def __init__(self, c: TransformerConfig, index: int):
         super().__init__()
-        place: dict[str, Any] = dict(depth=2 * c.layers, norm=c.norm, eps=c.norm_eps, **c.residual_options)
+        known = residual.options(c.residual)
+        norm = {key: value for key, value in (("norm", c.norm), ("eps", c.norm_eps)) if key in known}
+        place: dict[str, Any] = dict(depth=2 * c.layers, **norm, **c.residual_options)
         self.join_attention = residual.make(c.residual, c.width, index=2 * index, **place)
         self.attention = Attention(c)
         self.join_mlp = residual.make(c.residual, c.width, index=2 * index + 1, **place)

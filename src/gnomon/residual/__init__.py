@@ -1,7 +1,7 @@
-"""How a sublayer joins the residual stream: one module type, `residual(h, branch)`, chosen by name.
+"""How sublayers join the residual stream: one module type, `residual(h, branch)`, chosen by name; a stack for a model.
 
->>> residual = gnomon.residual.make("sphere", 768, index=0, depth=24, p=1)
->>> h = residual(h, attention)
+>>> stack = gnomon.residual.stack("sphere", 768, blocks=12, clamp=math.pi / 4)
+>>> h = stack(embedding(tokens), branches)       # attention, mlp, attention, mlp …
 """
 
 from __future__ import annotations
@@ -23,10 +23,23 @@ from gnomon.residual.additive import (
     PreNorm,
     Sandwich,
 )
-from gnomon.residual.base import DyT, Gain, Residual, ScaleNorm
+from gnomon.residual.base import DyT, Gain, Residual, ScaleNorm, Stack
 from gnomon.residual.spherical import GeoNorm, NGPTStep, SphereResidual
 
-__all__ = ["DyT", "Gain", "GeoNorm", "NGPTStep", "Residual", "ScaleNorm", "SphereResidual", "make", "names", "options"]
+__all__ = [
+    "DyT",
+    "Gain",
+    "GeoNorm",
+    "NGPTStep",
+    "Residual",
+    "ScaleNorm",
+    "SphereResidual",
+    "Stack",
+    "make",
+    "names",
+    "options",
+    "stack",
+]
 
 _KINDS: dict[str, type[Residual] | partial[SphereResidual]] = {
     "pre-norm": PreNorm,
@@ -54,6 +67,25 @@ def names() -> Mapping[str, str]:
     return lines
 
 
+def stack(name: str, dim: int, *, blocks: int, per_block: int = 2, **options: Any) -> Stack:
+    """Build the residuals of a whole model, entry and exit included.
+
+    Args:
+        name: one of `names()`.
+        dim: channels of the stream.
+        blocks: number of blocks.
+        per_block: sublayers in a block; the first is its attention.
+        options: the method's own; see `options(name)`.
+
+    Raises:
+        UserError: unknown name or option, or a value out of range.
+    """
+    if blocks < 1 or per_block < 1:
+        raise UserError(f"a stack has at least one block of at least one sublayer; got {blocks} of {per_block}")
+    depth = blocks * per_block
+    return Stack([make(name, dim, index=i, depth=depth, per_block=per_block, **options) for i in range(depth)])
+
+
 def make(name: str, dim: int, *, index: int, depth: int, **options: Any) -> Residual:
     """Build the residual of one sublayer.
 
@@ -62,7 +94,8 @@ def make(name: str, dim: int, *, index: int, depth: int, **options: Any) -> Resi
         dim: channels of the stream.
         index: which sublayer, from 0 at the input.
         depth: number of sublayers in the model; two for each transformer block.
-        options: `norm`, `eps`, `per_block` for every method, and the method's own (`options(name)` lists them).
+        options: `per_block` for every method, and the method's own (`options(name)` lists them). What a method would
+            not read, as `norm` on the sphere, is refused.
 
     Raises:
         UserError: unknown name or option, or a value out of range.
@@ -85,10 +118,10 @@ def _class(kind: type[Residual] | partial[SphereResidual]) -> type[Residual]:
 
 
 def _options(kind: type[Residual] | partial[SphereResidual]) -> dict[str, Any]:
-    """Keyword parameters of the class and of the base, less those that `make` gives itself."""
+    """Keyword parameters of the class and its bases, less those that `make` gives itself."""
     preset = kind.keywords if isinstance(kind, partial) else {}
-    found = {}
-    for owner in (_class(kind), Residual):
+    found: dict[str, Any] = {}
+    for owner in _class(kind).__mro__[: _class(kind).__mro__.index(Residual) + 1]:
         for key, parameter in inspect.signature(owner.__init__).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and key not in ("index", "depth") and key not in preset:
                 found.setdefault(key, parameter.default)

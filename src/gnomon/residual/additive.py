@@ -9,11 +9,12 @@ import math
 
 from torch import Tensor, nn
 
+from gnomon.errors import check_name
 from gnomon.geometry import sphere
-from gnomon.residual.base import WRITERS, Branch, DyT, Gain, Residual
+from gnomon.residual.base import NORMS, WRITERS, Branch, DyT, Gain, Normed, Residual
 
 
-class PreNorm(Residual):
+class PreNorm(Normed):
     """x' = x + F(N(x)); a norm before the head; output projections start at 1/sqrt(depth) of their usual scale."""
 
     summary = "Pre-LN: add the branch of the normalised stream"
@@ -33,7 +34,7 @@ class PreNorm(Residual):
         return self.depth**-0.5 if role in WRITERS else 1.0
 
 
-class PostNorm(Residual):
+class PostNorm(Normed):
     """x' = N(x + F(x)), as in the first transformer; wants a warm-up."""
 
     summary = "Post-LN: normalise after adding"
@@ -47,7 +48,7 @@ class PostNorm(Residual):
         return self.after(h + branch(h))
 
 
-class Sandwich(Residual):
+class Sandwich(Normed):
     """x' = x + N2(F(N1(x))), and a norm before the head."""
 
     summary = "Sandwich-LN: normalise the branch before and after"
@@ -65,7 +66,7 @@ class Sandwich(Residual):
         return self.norm()
 
 
-class PeriNorm(Residual):
+class PeriNorm(Normed):
     """Sandwich-LN with a norm on the embeddings as well."""
 
     summary = "Peri-LN: Sandwich-LN plus a norm on the embeddings"
@@ -92,18 +93,28 @@ class PreDyT(Residual):
     Args:
         a_attention, a_mlp, a_final: starting slopes; the defaults are the paper's for a 7B Llama (vision uses 0.5,
             wider models smaller slopes).
+        norm: the kind it stands in for: "layer" has a bias b, "rms" and "layer-no-bias" have none.
     """
 
     summary = "Pre-DyT: Pre-LN with a learnable tanh instead of the norm"
     source = "arXiv 2503.10622"
 
-    def __init__(self, dim: int, *, a_attention: float = 0.8, a_mlp: float = 0.2, a_final: float = 0.2, **place):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        a_attention: float = 0.8,
+        a_mlp: float = 0.2,
+        a_final: float = 0.2,
+        norm: str = "rms",
+        **place,
+    ):
         super().__init__(dim, **place)
-        self.a_final = a_final
+        self.a_final, self.bias = a_final, check_name("norm", norm, NORMS) == "layer"
         self.before = self._dyt(a_attention if self.index % self.per_block == 0 else a_mlp)
 
     def _dyt(self, a: float) -> DyT:
-        return DyT(self.dim, a, bias=self._norm[0] == "layer")
+        return DyT(self.dim, a, bias=self.bias)
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return h + branch(self.before(h))
@@ -117,7 +128,7 @@ class PreDyT(Residual):
     init_scale = PreNorm.init_scale
 
 
-class Keel(Residual):
+class Keel(Normed):
     """x' = N(a x + F(N(x))) with a = depth, fixed.
 
     Args:
@@ -138,7 +149,7 @@ class Keel(Residual):
         return self.after(self.a * h + branch(self.before(h)))
 
 
-class DeepNorm(Residual):
+class DeepNorm(Normed):
     """x' = N(a x + F(x)), a = (2 N)^(1/4); value, output, MLP weights start divided by (8 N)^(1/4); N blocks."""
 
     summary = "DeepNorm: Post-LN with a weighted skip path and a smaller init"
@@ -156,7 +167,7 @@ class DeepNorm(Residual):
         return (8 * self.blocks) ** -0.25 if role in ("value", "output", "gate", "up", "down") else 1.0
 
 
-class LayerNormScaling(Residual):
+class LayerNormScaling(Normed):
     """x' = x + F(N(x) / sqrt(l)), l the block number; must not be combined with the 1/sqrt(depth) init."""
 
     summary = "LayerNorm scaling: Pre-LN with the norm's output divided by sqrt(block number)"
@@ -174,7 +185,7 @@ class LayerNormScaling(Residual):
         return self.norm()
 
 
-class Orthogonal(Residual):
+class Orthogonal(Normed):
     """x' = x + F(N(x)) minus its component along x, for each token by itself.
 
     The paper's "global" variant takes the component over all tokens of a sample; in a causal model that shows the

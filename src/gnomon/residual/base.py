@@ -1,10 +1,10 @@
-"""What a residual is: the way one sublayer joins the stream.
+"""What a residual is: the way one sublayer joins the stream; and a stack of them, which is a model's.
 
     h = residual(h, branch)        branch: callable (..., D) -> (..., D), an attention or an MLP
 
-A model asks its first residual for the `entry` (what happens to the embeddings), its last for the `exit` (what
-happens before the head), and every one for the `init_scale` its method prescribes. Block code is then the same
-for every method.
+A stack asks its first residual for the `entry` (what happens to the embeddings) and its last for the `exit` (what
+happens before the head); every residual tells the `init_scale` its method prescribes. Block code is then the same for
+every method.
 
 Legend: D channels of the stream (`dim`), l counts sublayers or blocks from 1, `depth` sublayers in all.
 """
@@ -12,7 +12,7 @@ Legend: D channels of the stream (`dim`), l counts sublayers or blocks from 1, `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -22,6 +22,8 @@ from gnomon.errors import UserError, check_name
 from gnomon.geometry import sphere
 
 Branch = Callable[[Tensor], Tensor]
+
+NORMS = ("rms", "layer", "layer-no-bias")
 
 WRITERS = ("output", "down")
 """Roles of the projections that write to the stream."""
@@ -34,8 +36,6 @@ class Residual(nn.Module, ABC):
         dim: channels of the stream, D.
         index: which sublayer this is, from 0 at the input.
         depth: number of sublayers in the whole model (two a block in a transformer).
-        norm: "rms", "layer" or "layer-no-bias": the norm used by the methods that have one.
-        eps: added to the variance by that norm.
         per_block: sublayers in a block; the first of a block is its attention.
 
     Raises:
@@ -45,12 +45,11 @@ class Residual(nn.Module, ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
 
-    def __init__(self, dim: int, *, index: int, depth: int, norm: str = "rms", eps: float = 1e-6, per_block: int = 2):
+    def __init__(self, dim: int, *, index: int, depth: int, per_block: int = 2):
         super().__init__()
         if not 0 <= index < depth:
             raise UserError(f"sublayer index {index} is outside 0 … {depth - 1} (depth counts sublayers, not blocks)")
         self.dim, self.index, self.depth, self.per_block = dim, index, depth, per_block
-        self._norm = norm, eps
 
     @abstractmethod
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
@@ -68,10 +67,6 @@ class Residual(nn.Module, ABC):
         """Factor on the init of the branch's weights of this role ("query", "value", "output", "up", "down" …)."""
         return 1.0
 
-    def norm(self) -> nn.Module:
-        """A new norm of the chosen kind."""
-        return make_norm(self._norm[0], self.dim, self._norm[1])
-
     def count(self, what: str = "sublayer") -> int:
         """l, from 1: this sublayer's number, or that of its block."""
         check_name("count", what, ("sublayer", "block"))
@@ -85,9 +80,67 @@ class Residual(nn.Module, ABC):
         return f"dim={self.dim}, index={self.index}, depth={self.depth}"
 
 
+class Normed(Residual):
+    """A residual that has norms.
+
+    Args:
+        norm: "rms", "layer" or "layer-no-bias".
+        eps: added to the variance.
+    """
+
+    def __init__(self, dim: int, *, norm: str = "rms", eps: float = 1e-6, **place):
+        super().__init__(dim, **place)
+        self._norm = norm, eps
+
+    def norm(self) -> nn.Module:
+        """A new norm of the chosen kind."""
+        return make_norm(self._norm[0], self.dim, self._norm[1])
+
+
+class Stack(nn.Module):
+    """The residuals of a model, one for each sublayer, with what their method does at both ends.
+
+    >>> h = stack(embedding(tokens), branches)      # attention, mlp, attention, mlp …
+
+    A loop of one's own starts from `stack.entry(x)`, calls `stack[i](h, branch)` and ends in `stack.exit(h)`.
+    """
+
+    def __init__(self, joins: Sequence[Residual]):
+        super().__init__()
+        self.entry = joins[0].entry()
+        self.joins = nn.ModuleList(joins)
+        self.exit = joins[-1].exit()
+
+    def __len__(self) -> int:
+        return len(self.joins)
+
+    def __getitem__(self, index: int) -> Residual:
+        return self.joins[index]
+
+    def __iter__(self) -> Iterator[Residual]:
+        return iter(self.joins)
+
+    def forward(self, x: Tensor, branches: Iterable[Branch]) -> Tensor:
+        """From the embeddings (..., D) to what the head reads, through a branch for every sublayer.
+
+        Raises:
+            UserError: more or fewer branches than sublayers.
+        """
+        branches = list(branches)
+        if len(branches) != len(self):
+            raise UserError(
+                f"{len(branches)} branches for a stack of {len(self)} sublayers; a block has {self[0].per_block} "
+                "(attention and mlp), each a branch of its own. Mind `blocks` and `per_block`."
+            )
+        h = self.entry(x)
+        for join, branch in zip(self.joins, branches):
+            h = join(h, branch)
+        return self.exit(h)
+
+
 def make_norm(kind: str, dim: int, eps: float = 1e-6) -> nn.Module:
     """RMSNorm or LayerNorm (with or without bias) by name."""
-    check_name("norm", kind, ("rms", "layer", "layer-no-bias"))
+    check_name("norm", kind, NORMS)
     if kind == "rms":
         return nn.RMSNorm(dim, eps=eps)
     return nn.LayerNorm(dim, eps=eps, bias=kind == "layer")

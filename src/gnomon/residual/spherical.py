@@ -24,6 +24,14 @@ def decay_factor(rule: str, l: int, last: int) -> float:
     return {"sqrt": l**-0.5, "harmonic": 1 / l, "linear": (last - l + 1) / last, "none": 1.0}[rule]
 
 
+def turn_bound(decay: float, clamp: float | None, cap: float | None = None) -> float | None:
+    """The bound on the step ratio |alpha z| / |h| of a sublayer: the smaller of `cap` and decay * `clamp`."""
+    for name, value in (("clamp", clamp), ("cap", cap)):
+        if value is not None and not value > 0:
+            raise UserError(f"{name} must be positive or None, got {value}")
+    return min((bound for bound in (cap, clamp and clamp * decay) if bound is not None), default=None)
+
+
 class SphereResidual(Residual):
     """SpheretNorm: h' = retraction at h of alpha_l times the tangent part of F(h); no norm layers at all.
 
@@ -40,9 +48,9 @@ class SphereResidual(Residual):
         start: alpha at the first sublayer before training, softplus(a).
         learn: False freezes the step sizes.
         radius: None for sqrt(D).
-        cap: upper bound on the step ratio |alpha z| / |h|; None for none.
-        clamp: the same before the decay, as GeoNorm's: the ratio is at most lambda_l clamp, so that the turns of all
-            sublayers together stay bounded however many there are; None for none.
+        clamp: bound on the step ratio before the decay, as GeoNorm's: |alpha z| / |h| <= lambda_l clamp, so that the turns
+            of all sublayers together stay bounded however many there are. The one to use. None for none.
+        cap: the same bound at every depth, |alpha z| / |h| <= cap; where both are given the smaller holds. None for none.
         gain: start of one learnable factor on the stream before the head; None for no factor (the norm of the stream
             is constant, so the head alone then sets the temperature).
     """
@@ -60,22 +68,19 @@ class SphereResidual(Residual):
         start: float = 1.0,
         learn: bool = True,
         radius: float | None = None,
-        cap: float | None = None,
         clamp: float | None = None,
+        cap: float | None = None,
         gain: float | None = None,
         **place,
     ):
         super().__init__(dim, **place)
-        sphere.check(p, radius, cap)
-        if clamp is not None and not clamp > 0:
-            raise UserError(f"clamp must be positive or None, got {clamp}")
+        sphere.check(p, radius)
         if not start > 0:
             raise UserError(f"start must be positive, got {start}: alpha = lambda softplus(a) cannot be zero")
         last = self.depth if count == "sublayer" else self.blocks
         self.decay = decay_factor(decay, self.count(count), last)
         self.p, self.start, self.gain = float(p), start, gain
-        bounds = (cap, None if clamp is None else clamp * self.decay)
-        self.cap = min((bound for bound in bounds if bound is not None), default=None)
+        self.cap = turn_bound(self.decay, clamp, cap)
         self.radius = math.sqrt(dim) if radius is None else radius
         self.a = nn.Parameter(torch.empty(1), requires_grad=learn)
         self.reset_parameters()
@@ -133,7 +138,9 @@ class GeoNorm(Residual):
     ):
         super().__init__(dim, **place)
         self.decay = decay_factor(decay, self.count("block"), self.blocks)
-        self.clamp, self.listing = clamp, listing
+        if listing and clamp != math.pi / 4:
+            raise UserError(f"the printed listing clamps at pi/4 whatever it is told; clamp={clamp} is for listing=False")
+        self.cap, self.listing = turn_bound(self.decay, clamp), listing
         self.radius = math.sqrt(dim) if radius is None else radius
         if listing:
             self.decays = decay in ("sqrt", "linear")
@@ -150,9 +157,7 @@ class GeoNorm(Residual):
         f = branch(h)
         if self.listing:
             return self._listing(h, f)
-        # Clamping |v|/|h| before the decay bounds the decayed ratio by lambda * clamp.
-        cap = None if self.clamp is None else self.clamp * self.decay
-        return sphere.step(h, f, self.decay, p=sphere.INF, radius=self.radius or None, cap=cap)
+        return sphere.step(h, f, self.decay, p=sphere.INF, radius=self.radius or None, cap=self.cap)
 
     def _listing(self, h: Tensor, f: Tensor) -> Tensor:
         h_w = sphere.widen(h)
