@@ -58,7 +58,7 @@ def rows(rounds: int = 7, paper: bool = True) -> list[dict]:
     }
     seconds = side_by_side({name: optimizer.step for name, optimizer in optimizers.items()}, rounds=rounds)
     if paper:
-        reproduction = manifold_muon(Stiefel(), DGram(paper=True), paper=True, polish_every=1)
+        reproduction = manifold_muon(Stiefel(paper=True), DGram(paper=True))
         slow = side_by_side(
             {"paper's hetero": reproduction.step, "ManifoldMuon hetero": optimizers["ManifoldMuon hetero"].step}, 2, 1
         )

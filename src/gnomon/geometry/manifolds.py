@@ -13,7 +13,10 @@ error, never a silent transpose. Below, X_LC is the matrix with its C constraine
   Stiefel(radius)      X^T X = radius^2 I          all singular values equal
   DGram(floor, cap)    X^T X = diag(d)^2           columns orthogonal, each keeping its own norm d_j in [floor, cap]
   Oblique()            diag(X^T X) = 1             columns of norm 1
-  Euclidean()          no constraint
+  Euclidean(cap)       no constraint, but for a bound on the spectral norm where one is given
+
+`paper=True` is for reproducing arXiv 2606.13276: directions come from its solver (`steepest.paper_direction`), and
+DGram's retraction is its too.
 
 Leading dimensions are a batch. Nothing here synchronises with the host except `project` and `DGram(paper=True)`.
 """
@@ -29,7 +32,7 @@ from torch import Tensor
 
 from gnomon.errors import UserError, check_name, suggest
 from gnomon.geometry import polar as polar_factor
-from gnomon.geometry.polar import nonzero
+from gnomon.geometry.polar import nonzero, spectral_norm
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,7 @@ class Stiefel(_Orthogonal):
     decays: ClassVar[bool] = False
 
     radius: float = 1.0
+    paper: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,9 +229,9 @@ class DGram(_Orthogonal):
     violation: the largest of the correlations |x_i . x_j| / (d_i d_j), i != j, and of the relative excess of a norm over
     `cap` or its relative lack below `floor`. decay: shrinks the column norms (not below `floor`).
 
-    `paper=True` is the paper's retraction, for reproduction only: column j of the polar factor is scaled by the j-th
-    *largest singular value*. It moves points whose columns are not in descending order of norm, so it is not a
-    retraction (`checks.retraction_order` measures -1); floor and cap do not act.
+    In the paper's retraction (`paper=True`) column j of the polar factor is scaled by the j-th *largest singular value*.
+    It moves points whose columns are not in descending order of norm, so it is not a retraction
+    (`checks.retraction_order` measures -1); it knows neither floor nor cap.
     """
 
     name: ClassVar[str] = "dgram"
@@ -242,6 +246,7 @@ class DGram(_Orthogonal):
                  "direction to keep orthogonal.")
         _require(self.cap is None or self.cap > self.floor, f"DGram(floor={self.floor}, cap={self.cap}): the cap must "
                  "be above the floor.")
+        _require(not (self.paper and self.cap), f"DGram(cap={self.cap}, paper=True): the paper's retraction knows no cap.")
 
     def random(
         self,
@@ -312,6 +317,8 @@ class Oblique(Manifold):
     name: ClassVar[str] = "oblique"
     decays: ClassVar[bool] = False
 
+    paper: bool = False
+
     def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
         return _normalised(X_LC)[0]
 
@@ -329,21 +336,51 @@ class Oblique(Manifold):
 
 @dataclass(frozen=True)
 class Euclidean(Manifold):
-    """No constraint: plain Muon. retract and tangent are the identity, violation is 0, decay is W * factor."""
+    """No constraint: plain Muon. tangent is the identity, decay is W * factor.
+
+    `cap` bounds the spectral norm: a matrix above it is scaled down as a whole, to a few per cent (a power iteration).
+    violation: the relative excess over `cap`, 0 without one.
+    """
 
     name: ClassVar[str] = "euclidean"
 
+    cap: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.cap is None or self.cap > 0, f"Euclidean(cap={self.cap}): the cap must be positive.")
+
     def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
-        return X_LC.clone()
+        return X_LC.clone() if self.cap is None else X_LC * (self.cap / spectral_norm(X_LC).clamp_min(self.cap))
 
     def _tangent(self, X_LC: Tensor, M_LC: Tensor) -> Tensor:
         return M_LC.clone()
 
     def _violation(self, X_LC: Tensor) -> Tensor:
-        return X_LC.new_zeros(X_LC.shape[:-2])
+        if self.cap is None:
+            return X_LC.new_zeros(X_LC.shape[:-2])
+        return (torch.linalg.matrix_norm(X_LC, 2) / self.cap - 1).clamp_min(0)
+
+    def _complete(self, X_LC: Tensor, generator: torch.Generator | None) -> Tensor:
+        return X_LC  # a bound leaves nothing out
 
 
 MANIFOLDS: dict[str, type[Manifold]] = {kind.name: kind for kind in (Stiefel, DGram, Oblique, Euclidean)}
+
+
+def named(given: Manifold | type[Manifold] | str) -> Manifold:
+    """A manifold from its name in `MANIFOLDS`, from its class, or as it is.
+
+    Raises:
+        UserError: an unknown name, or something else.
+    """
+    if isinstance(given, str):
+        return MANIFOLDS[check_name("manifold", given, MANIFOLDS)]()
+    if isinstance(given, type) and issubclass(given, Manifold):
+        return given()
+    _require(isinstance(given, Manifold), f"a manifold is a value such as gnomon.Stiefel() or one of the names "
+             f"{', '.join(MANIFOLDS)}; got {given!r}")
+    return given  # type: ignore[return-value]
 
 
 def from_dict(data: Mapping[str, Any]) -> Manifold:

@@ -119,6 +119,7 @@ def direction(
             DGram, square: no complement at all; K is refined, then flattened. The hardest case: 0.88-0.95.
             Oblique: msign of the projected gradient and dual ascent on one multiplier a column.
             Euclidean: msign(G), exactly `torch.optim.Muon`'s.
+            With `paper=True`: `paper_direction`, and none of the options below is read.
         steps: refinements of the dual variable.
         warm: `normal` of this weight's previous Direction; refinement starts there.
         dtype: precision of the product Q K. Default bfloat16 for L >= 3 C, which leaves at most 6e-4 of A off the
@@ -129,6 +130,8 @@ def direction(
     """
     if W_MN.shape != G_MN.shape:
         raise UserError(f"W has shape {tuple(W_MN.shape)} and G {tuple(G_MN.shape)}; they must be equal.")
+    if getattr(manifold, "paper", False):
+        return paper_direction(W_MN, G_MN, manifold)
     if isinstance(manifold, Euclidean):
         return Direction(polar(G_MN, "newton-schulz", dtype=dtype), W_MN, G_MN, manifold)
     A_MN, normal = _solve_for_direction(W_MN, G_MN, manifold, steps, warm, dtype)

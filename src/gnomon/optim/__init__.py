@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gnomon.optim.clip import clip_logits
-from gnomon.optim.muon import SCALES, ManifoldMuon, advance
+from gnomon.optim.matrix_step import SCALES, advance
+from gnomon.optim.muon import ManifoldMuon, PlacementWarning
 from gnomon.optim.rules import NAMED, Assignment, Entry, Rule, assign, retarget
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Assignment",
     "Entry",
     "ManifoldMuon",
+    "PlacementWarning",
     "Rule",
     "advance",
     "assign",

@@ -93,12 +93,13 @@ def live(parameters: list[Tensor]) -> list[bool]:
     return [any(there) for there in having]
 
 
-def anywhere(flag: Tensor) -> bool:
-    """Whether `flag` is true on any rank."""
+def ranks_where(flag: Tensor) -> list[int]:
+    """The ranks on which `flag` is true."""
+    table = torch.zeros(world(), dtype=torch.uint8, device=flag.device)
+    table[rank()] = flag
     if world() > 1:
-        flag = flag.to(torch.uint8)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
+        dist.all_reduce(table)
+    return table.nonzero().flatten().tolist()
 
 
 def _by_rows(tensor: Tensor) -> bool:

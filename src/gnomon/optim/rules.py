@@ -23,7 +23,7 @@ from torch import nn
 from gnomon import anatomy
 from gnomon.anatomy import ROLES, Anatomy, Part
 from gnomon.errors import UserError, check_name, suggest
-from gnomon.geometry.manifolds import DGram, Euclidean, Manifold, Stiefel
+from gnomon.geometry.manifolds import DGram, Euclidean, Manifold, Stiefel, named
 
 NAMED: dict[str, tuple[Manifold, Manifold]] = {
     "none": (Euclidean(), Euclidean()),
@@ -42,7 +42,7 @@ class Rule:
     Args:
         match: a role ("query", "down", "embedding" …), a sublayer ("attention", "mlp"), or a glob over parameter names
             ("blocks.0.*").
-        manifold: the manifold of the matrix; None gives the parameter to AdamW.
+        manifold: the manifold of the matrix, or its name; None gives the parameter to AdamW.
         lr: peak learning rate; None for the optimizer's.
         weight_decay: None for the optimizer's.
     """
@@ -51,6 +51,10 @@ class Rule:
     manifold: Manifold | None
     lr: float | None = None
     weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.manifold is not None:
+            object.__setattr__(self, "manifold", named(self.manifold))
 
     def matches(self, part: Part) -> bool:
         return self.match in (part.role, part.sublayer) or fnmatch.fnmatchcase(part.name, self.match)
@@ -88,8 +92,8 @@ class Assignment:
                 "role": entry.part.role + (f" ({entry.part.doubt})" if entry.part.doubt else ""),
                 "manifold": "" if entry.manifold is None else label(entry.manifold),
                 "optimizer": _optimizer(entry),
-                "lr": entry.lr or (adamw_lr if entry.manifold is None else lr) or "default",
-                "weight decay": "default" if entry.weight_decay is None else entry.weight_decay,
+                "lr": _first(entry.lr, adamw_lr if entry.manifold is None else lr, "default"),
+                "weight decay": _first(entry.weight_decay, "default"),
             }
             for entry in self.entries
         ]
@@ -135,7 +139,8 @@ def assign(
     parts = anatomy.read(model) if parts is None else parts
     if name is not None:
         check_name("assignment", name, NAMED)
-    chosen = [_manifold(given, position, name) for position, given in enumerate((attention, mlp))]
+    usual = NAMED[name or "none"]
+    chosen = [usual[i] if given in (None, "none") else named(given) for i, given in enumerate((attention, mlp))]
     wanted = [*rules, Rule("attention", chosen[0]), Rule("mlp", chosen[1])]
     parameters = dict(model.named_parameters())
     used: set[int] = set()
@@ -180,18 +185,9 @@ def _applies(rule: Rule, part: Part, explicit: bool) -> bool:
     return rule.matches(part) and (explicit or known)
 
 
-def _manifold(given: Manifold | str | None, position: int, name: str | None) -> Manifold:
-    if given is None:
-        return NAMED[name or "none"][position]
-    if isinstance(given, str):
-        known: dict[str, Manifold] = {
-            "stiefel": Stiefel(),
-            "dgram": DGram(),
-            "euclidean": Euclidean(),
-            "none": Euclidean(),
-        }
-        return known[check_name("manifold", given, known)]
-    return given
+def _first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next(value for value in values if value is not None)
 
 
 def _optimizer(entry: Entry) -> str:
@@ -223,7 +219,11 @@ def _check_cover(assignment: Assignment, parameters: dict[str, nn.Parameter]) ->
     for name, parameter in parameters.items():
         entries = by_name.get(name, [])
         covered = sum(entry.part.block.size(tuple(parameter.shape)) for entry in entries)
-        assert covered == parameter.numel(), f"{name}: its parts cover {covered} of {parameter.numel()} numbers"
+        if covered != parameter.numel():
+            raise UserError(
+                f"{name}: the anatomy's parts cover {covered} of its {parameter.numel()} numbers. `parts` was read from "
+                "another model; leave it out, and it is read from this one."
+            )
         if len({entry.manifold is None for entry in entries}) > 1:
             roles = ", ".join(f"{entry.part.role} on {entry.manifold or 'AdamW'}" for entry in entries)
             raise UserError(f"{name} is one tensor, and cannot be split between AdamW and manifolds: {roles}")

@@ -188,7 +188,7 @@ def _update_flops(m: int, n: int, manifold: Any, recipe: Recipe) -> int:
         return 5 * (4 * short * short * long + 2 * short**3)
     W = torch.empty(m, n, device="meta")
     with FlopCounterMode(display=False) as counter:
-        optim.advance(W, W.clone(), manifold, 1.0, steps=recipe.optim.solver_steps, paper=recipe.optim.paper)
+        optim.advance(W, W.clone(), manifold, 1.0, steps=recipe.optim.solver_steps)
     return counter.get_total_flops()
 
 

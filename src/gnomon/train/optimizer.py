@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from gnomon.geometry.manifolds import DGram, Manifold
-from gnomon.optim import NAMED, ManifoldMuon, assign
+from gnomon.geometry.manifolds import DGram, Manifold, Stiefel
+from gnomon.optim import NAMED, Assignment, ManifoldMuon, PlacementWarning, assign
 from gnomon.train.recipe import OptimConfig
 
 
@@ -59,14 +60,20 @@ def _muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
 
 def _manifold_muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     attention, mlp = (_configured(manifold, config) for manifold in NAMED[config.assignment])
+    with warnings.catch_warnings():
+        # A fresh model is drawn to be placed; of a loaded one `init_from.tell` says how far each matrix moved.
+        warnings.simplefilter("ignore", PlacementWarning)
+        return _over(assign(model, attention=attention, mlp=mlp), config)
+
+
+def _over(assignment: Assignment, config: OptimConfig) -> ManifoldMuon:
     return ManifoldMuon(
-        assign(model, attention=attention, mlp=mlp),
+        assignment,
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay if config.assignment == "none" else config.manifold_decay,
         scale=config.scale,
         steps=config.solver_steps,
-        paper=config.paper,
         adamw_lr=config.adamw_lr,
         adamw_betas=config.betas,
         adamw_eps=config.eps,
@@ -77,7 +84,9 @@ def _manifold_muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
 
 
 def _configured(manifold: Manifold, config: OptimConfig) -> Manifold:
-    return DGram(cap=config.dgram_cap, paper=config.paper) if isinstance(manifold, DGram) else manifold
+    if isinstance(manifold, DGram):
+        return DGram(cap=config.dgram_cap, paper=config.paper)
+    return Stiefel(paper=config.paper) if isinstance(manifold, Stiefel) else manifold
 
 
 class CombinedOptimizer(torch.optim.Optimizer):

@@ -1,0 +1,137 @@
+"""One step of matrices on their manifolds: `advance` is the whole of it, `advance_all` steps equal shapes as one batch.
+
+    A <- argmax <U, A> over tangent A, |A|_2 <= 1        `gnomon.geometry.steepest`
+    W <- retract(decay(W) - lr scale A)                  `gnomon.geometry.manifolds`
+
+Legend: W_MN a matrix, outputs x inputs; U_MN its update, the momentum looked ahead; B matrices of one batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.anatomy import Block
+from gnomon.geometry import steepest
+from gnomon.geometry.manifolds import Manifold
+
+SCALES: dict[str, Callable[[int, int], float]] = {
+    "none": lambda out, into: 1.0,
+    "spectral": lambda out, into: math.sqrt(out / into),
+    "rms": lambda out, into: 0.2 * math.sqrt(max(out, into)),
+    "muon": lambda out, into: math.sqrt(max(1.0, out / into)),
+}
+"""Factors on lr by shape, for learning-rate transfer: "none" (lr is the spectral norm of the step, arXiv 2606.13276),
+"spectral" (arXiv 2310.17813), "rms" (steps as long as AdamW's, arXiv 2502.16982), "muon" (torch.optim.Muon's default)."""
+
+POLISH_EVERY = 100
+"""Steps between retractions to convergence; in between one cubic step suffices."""
+
+
+def advance(
+    W_MN: Tensor,
+    U_MN: Tensor,
+    manifold: Manifold,
+    lr: float | Tensor,
+    factor: float = 1.0,
+    *,
+    weight_decay: float = 0.0,
+    steps: int = 0,
+    warm: Tensor | None = None,
+    near: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """One step of W_MN (..., M, N), which is on `manifold`, along the update U_MN.
+
+    Args:
+        lr: learning rate; the step's spectral norm is lr * factor.
+        factor: shape factor, see `SCALES`.
+        weight_decay: decoupled, with the manifold's meaning: W for Euclidean, column norms for DGram, nothing for Stiefel
+            and Oblique.
+        steps, warm: accuracy and start of the solver, see `gnomon.geometry.steepest.direction`.
+        near: one cubic step brings the result back to the manifold; False iterates to convergence.
+
+    Returns:
+        the new W_MN, and the dual variable to start from next time (None where there is none).
+    """
+    found = steepest.direction(W_MN, U_MN, manifold, steps=steps, warm=warm)
+    if weight_decay:
+        W_MN = manifold.decay(W_MN, 1 - lr * weight_decay)
+    # In place: A is ours, and a fresh temporary of its size costs as much as the arithmetic.
+    moved = found.A.to(W_MN.dtype).mul_(-lr * factor).add_(W_MN)
+    return manifold.retract(moved, near=near), found.normal
+
+
+@dataclass(slots=True)
+class Matrix:
+    """One part of a tensor on its way through a step.
+
+    Args:
+        tensor: the whole tensor, fp32 or wider; the step is written into it.
+        update: its update, of the same shape.
+        block: where the part lies in both.
+        manifold: what the part is on.
+        memory: what is remembered of the tensor between steps.
+        dual: the key under which `memory` has the part's dual variable.
+    """
+
+    tensor: Tensor
+    update: Tensor
+    block: Block
+    manifold: Manifold
+    memory: dict[str, Any]
+    dual: str
+
+
+def advance_all(matrices: Sequence[Matrix], options: Mapping[str, Any], compiled: bool = False) -> None:
+    """Step every matrix in place, with the options of its parameter group."""
+    if not options["lr"]:
+        return  # a step of no length leaves weights to the bit; retracting would round them
+    batches: dict[tuple, list[Matrix]] = {}
+    for matrix in matrices:
+        W_MN = matrix.block.take(matrix.tensor)
+        batches.setdefault((matrix.manifold, W_MN.shape, W_MN.dtype, W_MN.device), []).append(matrix)
+    for (manifold, shape, *_), batch in batches.items():
+        _advance_batch(batch, manifold, shape, options, compiled)
+
+
+def _advance_batch(
+    batch: list[Matrix], manifold: Manifold, shape: tuple[int, int], options: Mapping[str, Any], compiled: bool
+) -> None:
+    W_BMN = torch.stack([m.block.take(m.tensor) for m in batch])
+    U_BMN = sized(torch.stack([m.block.take(m.update) for m in batch]), manifold, options["momentum"])
+    lr, factor, radius = options["lr"], SCALES[options["scale"]](*shape), getattr(manifold, "radius", 1.0)
+    # A cubic step is enough for small steps from the manifold. Columns that start near zero turn by more than that in
+    # their first steps; and now and then what cubic steps leave is polished away.
+    settled = options["step"] > 10 and options["step"] % POLISH_EVERY != 0
+    near = settled and float(lr) * factor <= 0.1 * radius
+    duals = [m.memory.get(m.dual) for m in batch] if options["warm_start"] else [None]
+    warm = None if any(dual is None for dual in duals) else torch.stack(duals)
+    # A tensor, so that a schedule does not recompile.
+    rate = torch.as_tensor(lr, dtype=W_BMN.dtype, device=W_BMN.device) if compiled else lr
+    call = compiled_advance() if compiled else advance
+    W_BMN, dual_B = call(
+        *(W_BMN, U_BMN, manifold, rate, factor),
+        **dict(weight_decay=options["weight_decay"], steps=options["steps"], warm=warm, near=near),
+    )
+    for matrix, new in zip(batch, W_BMN):
+        matrix.block.put(matrix.tensor, new)
+    if options["warm_start"] and dual_B is not None:
+        for matrix, new in zip(batch, dual_B):
+            matrix.memory[matrix.dual] = new.clone()
+
+
+def sized(U_MN: Tensor, manifold: Manifold, momentum: float) -> Tensor:
+    """The update at the size its solver expects: the paper's has fixed steps, and there the buffer is a sum; ours, an
+    average, is seen by its direction only."""
+    return U_MN / (1 - momentum) if getattr(manifold, "paper", False) else U_MN
+
+
+@functools.cache
+def compiled_advance() -> Callable:
+    return torch.compile(advance, dynamic=False)
