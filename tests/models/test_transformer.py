@@ -8,7 +8,7 @@ import torch
 from gnomon.errors import UserError
 from gnomon.models import ResidualMLP, Transformer, TransformerConfig, gpt2, llama_34m, tiny, variant
 from gnomon.models.mlp import ACTIVATIONS, activate
-from gnomon.models.transformer import Cache
+from gnomon.models.transformer import Attention, Cache
 
 SMALL = dict(vocab_size=61, context=24, layers=3, heads=4, width=32, init_std=0.2)
 DIALECTS = {
@@ -283,3 +283,18 @@ def test_mlp_init_scale_and_mistakes():
         variant("Res+RelU2")
     with pytest.raises(UserError):
         variant("Res")
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_attention_logits_are_fp32_under_autocast(softcap):
+    """Rounded to bf16 a logit of 100 is off by up to 0.25."""
+    attention = Attention(tiny(kv_heads=2, attention_softcap=softcap))
+    q, k = (7 * torch.randn(2, n, 6, attention.d_head) for n in (attention.heads, attention.kv_heads))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention.logits(q, k)
+    repeated = k.double().repeat_interleave(attention.heads // attention.kv_heads, dim=1)
+    expected = q.double() @ repeated.transpose(-1, -2) / attention.d_head**0.5
+    expected = expected if softcap is None else softcap * torch.tanh(expected / softcap)
+    seen = torch.ones(6, 6, dtype=torch.bool).tril()
+    assert found.dtype == torch.float32 and expected[..., seen].abs().max() > 25
+    torch.testing.assert_close(found.double()[..., seen], expected[..., seen], rtol=1e-5, atol=1e-5)

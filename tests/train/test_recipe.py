@@ -66,7 +66,7 @@ NUMBERS = {
     "steps": 0, "seed": -1, "data.batch": 0, "data.accumulate": 0, "data.val_fraction": 1.0, "optim.lr": 0.0, "optim.adamw_lr": -1,
     "optim.betas": [0.9, 1.0], "optim.eps": -1e-8, "optim.weight_decay": -0.1, "optim.clip": 0, "optim.momentum": 1.0,
     "optim.logit_clip": -5, "schedule.warmup": -1, "schedule.floor": 1.5, "watch.log_every": -1, "watch.eval_every": -1,
-    "watch.eval_tokens": 0, "watch.probe_every": -1, "watch.probe_tokens": 0, "watch.track_every": -1, "watch.save_every": -1,
+    "watch.eval_tokens": -1, "watch.probe_every": -1, "watch.probe_tokens": -1, "watch.track_every": -1, "watch.save_every": -1,
     "watch.keep": -1, "model.vocab_size": 0, "model.context": 0, "model.layers": 0, "model.heads": 0, "model.width": 0,
     "model.kv_heads": 0, "model.head_dim": 0, "model.mlp_width": 0, "model.rope_base": 0, "model.attention_softcap": 0,
     "model.head_softcap": -1, "model.init_std": -1, "model.norm_eps": -1, "optim.manifold_decay": -1, "optim.solver_steps": -1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,8 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from gnomon.errors import UserError
+from gnomon.models import Transformer
 from gnomon.run_folder import checkpoint_folders, read_metrics
-from gnomon.train import loop, preset, replace, run_data, saving, train
+from gnomon.train import loop, postmortem, preset, replace, run_data, saving, train
 
 SMALL = {
     "model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 32, "data.batch": 4, "steps": 12,
@@ -271,6 +273,99 @@ def test_not_finite_stops_before_the_update(tmp_path, monkeypatch, where):
     assert report["first_bad"].startswith(first) and report["first_bad"] in str(error.value)
     assert report["recent"][-1]["loss"] == "nan" or report["recent"][-1]["grad_norm"] in ("nan", "inf")
     assert all(t.isfinite().all() for t in weights(tmp_path).values())
+
+
+def test_gradients_whose_squares_overflow_are_clipped_and_not_refused(tmp_path, monkeypatch):
+    from gnomon.models.transformer import MLP
+
+    real = MLP.forward
+
+    def steep(self, x):
+        y = real(self, x)
+        if y.requires_grad:
+            y.register_hook(lambda g: g * 1e12)
+        return y
+
+    monkeypatch.setattr(MLP, "forward", steep)
+    record = train(recipe(steps=3), tmp_path)
+    assert 1e20 < record["grad_norm"] < math.inf
+    assert all(t.isfinite().all() for t in weights(tmp_path).values())
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e20, 3e38])
+def test_large_gradients_have_a_norm_and_a_bound(size):
+    from gnomon.train.distributed import clip_gradients, grad_norm, large_grad_norm
+
+    model = torch.nn.Linear(30, 40)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p).clamp(-1, 1) * size
+    expected = torch.stack([p.grad.double().norm() for p in model.parameters()]).norm().item()
+    assert grad_norm(model).isfinite() == (size < 1e19)
+    assert large_grad_norm(model) == pytest.approx(expected, rel=1e-5)
+    directions = [p.grad / size for p in model.parameters()]
+    clip_gradients(model, 0.5, expected)
+    assert grad_norm(model).item() == pytest.approx(0.5, rel=1e-4)
+    for p, direction in zip(model.parameters(), directions):
+        torch.testing.assert_close(p.grad * (expected / size / 0.5), direction, rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_clipped_to_almost_nothing_moves_muons_matrices_as_far(tmp_path):
+    """torch.optim.Muon's floor of 1e-7 under the norm of an update would make the step 3e-4 of what it should be."""
+    moved = {}
+    for clip in (1.0, 1e-12):
+        settings = recipe(assignment="muon", steps=1, **{"optim.clip": clip, "optim.weight_decay": 0.0, "schedule.warmup": 0})
+        torch.manual_seed(settings.seed)
+        before = Transformer(settings.model).state_dict()["blocks.0.mlp.up.weight"]
+        train(settings, tmp_path / str(clip))
+        moved[clip] = (weights(tmp_path / str(clip))["blocks.0.mlp.up.weight"] - before).norm().item()
+    assert moved[1e-12] == pytest.approx(moved[1.0], rel=0.02)
+
+
+def test_logit_clip_is_refused_where_the_norm_is_not_free(tmp_path):
+    for assignment in ("hetero", "stiefel"):
+        with pytest.raises(UserError, match=f"optim.assignment={assignment} holds on Stiefel"):
+            train(recipe(assignment=assignment, **{"optim.logit_clip": 5.0}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("assignment", ["adamw", "muon"])
+def test_a_rate_far_too_high_is_named(tmp_path, assignment):
+    with pytest.raises(UserError, match="learning rate is too high") as error:
+        train(recipe(assignment=assignment, steps=20, **{"optim.lr": 1e6, "schedule.warmup": 0}), tmp_path)
+    assert "not finite" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "losses, weight, words",
+    [
+        ([3.9, 4e10, math.nan], 0.1, "climbed from 3.9 to 4e+10"),
+        ([5.5, math.nan], 2e5, "weights had grown to 2e+05"),
+        ([5.5, 5.9, math.nan], 0.3, "not visible"),
+        ([5, 4, 3, 2.5, 2.4, 3.2, math.nan], 0.3, "climbed from 2.4 to 3.2"),
+    ],
+)
+def test_likely_cause(losses, weight, words):
+    recent = [{"step": step, "loss": loss, "grad_norm": 1.0} for step, loss in enumerate(losses, 1)]
+    assert words in postmortem.likely_cause("the output of 'blocks.0'", recent, weight)
+
+
+def test_the_postmortem_replays_as_training_ran(tmp_path, monkeypatch):
+    """In bf16, and in every micro-batch: what overflows only there is found."""
+    from gnomon.models.transformer import MLP
+
+    real, calls = MLP.forward, []
+
+    def forward(self, x):
+        y = real(self, x)
+        calls.append(y.dtype)
+        # The second micro-batch of each step, from the third on, in bf16 only.
+        spoilt = len(calls) > 8 and y.dtype == torch.bfloat16 and (len(calls) - 1) // 2 % 2 == 1
+        return y * float("inf") if spoilt else y
+
+    monkeypatch.setattr(MLP, "forward", forward)
+    settings = recipe(steps=20, **{"compute.precision": "bf16", "data.accumulate": 2, "watch.eval_every": 0, "watch.probe_every": 0})
+    with pytest.raises(UserError, match="the output of 'blocks.0.mlp"):
+        train(settings, tmp_path)
 
 
 def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ S tokens attended to (T plus those in the cache), V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -226,7 +227,8 @@ class Attention(nn.Module):
     def logits(self, q_BHTC: Tensor, k_BKSC: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attention logits (B, H, T, S) in fp32, -inf where a token would see the future."""
         k_BHSC = k_BKSC.repeat_interleave(self.heads // self.kv_heads, dim=1)
-        logits = (q_BHTC.float() @ k_BHSC.float().transpose(-1, -2)) * self.d_head**-0.5
+        with without_autocast(q_BHTC.device):
+            logits = (q_BHTC.float() @ k_BHSC.float().transpose(-1, -2)) * self.d_head**-0.5
         if mask is None:
             mask = causal_mask(q_BHTC.shape[2], k_BKSC.shape[2], q_BHTC.device)
         return soft_cap(logits, self.softcap).masked_fill(~mask, float("-inf"))
@@ -277,6 +279,13 @@ def causal_mask(T: int, S: int, device: torch.device, keep_BS: Tensor | None = N
     # Padding still looks at itself: a softmax over nothing is NaN.
     own_TS = mask_TS.triu(S - T)
     return mask_TS & (keep_BS[:, None, None, :].bool() | own_TS)
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Products in here are of the dtype of their factors."""
+    if not torch.amp.is_autocast_available(device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:

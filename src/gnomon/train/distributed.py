@@ -7,6 +7,7 @@ the same global batch, and all end each step with the same weights.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -205,9 +206,35 @@ def uncompiled(model: Transformer) -> contextlib.AbstractContextManager:
 
 
 def grad_norm(model: nn.Module) -> Tensor:
-    """The norm of the whole gradient, on every process."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    return whole(norm)
+    """The norm of the whole gradient, on every process; infinite where a sum of squares overflows, see `large_grad_norm`."""
+    return _total_norm(_gradients(model))
+
+
+def large_grad_norm(model: nn.Module) -> float:
+    """`grad_norm` of gradients whose squares overflow (numbers from 1e19 in fp32). Not finite only where one of them is not."""
+    gradients = _gradients(model)
+    largest = float(_total_norm(gradients, math.inf))
+    if not math.isfinite(largest) or largest == 0:
+        return largest
+    return largest * float(_total_norm([g / largest for g in gradients]))
+
+
+def clip_gradients(model: nn.Module, bound: float, norm: Tensor | float) -> None:
+    """Scale gradients down to a total norm of `bound` where theirs is larger; `norm` is that of `grad_norm` or `large_grad_norm`."""
+    if isinstance(norm, Tensor):
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), bound, norm)
+        return
+    # In two steps: the factor of a norm of 1e39 is no number of fp32.
+    for factor in (norm**-0.5, bound / norm**0.5):
+        torch._foreach_mul_(_gradients(model), factor)
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def _total_norm(tensors: list[Tensor], order: float = 2.0) -> Tensor:
+    return whole(torch.nn.utils.get_total_norm(tensors, order))
 
 
 class _Loss(nn.Module):

@@ -23,6 +23,7 @@ from gnomon import optim
 from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
 from gnomon.progress import duration, quantity
+from gnomon.train import optimizer
 from gnomon.train.distributed import recompute_blocks, strategy_of
 from gnomon.train.recipe import Recipe
 
@@ -149,8 +150,8 @@ def _matrices(model: nn.Module, recipe: Recipe) -> list[tuple[int, int, Any]]:
     """Shape and manifold of every matrix that is orthogonalised, fused ones part by part."""
     if recipe.optim.name == "adamw":
         return []
-    name = recipe.optim.assignment if recipe.optim.name == "manifold-muon" else "none"
-    entries = [entry for entry in optim.assign(model, name) if entry.manifold is not None]
+    assigned = optimizer.assignment(model, recipe.optim) or optim.assign(model, "none")
+    entries = [entry for entry in assigned if entry.manifold is not None]
     return [(entry.part.shape[0], entry.part.shape[1], entry.manifold) for entry in entries]
 
 

@@ -22,12 +22,22 @@ from torch import Tensor, nn
 from gnomon import anatomy, data
 from gnomon.continuity import Tracker
 from gnomon.models.transformer import Transformer
-from gnomon.optim import clip_logits
+from gnomon.optim import Assignment, clip_logits
 from gnomon.progress import Progress
 from gnomon.run_folder import checkpoint_folders
 from gnomon.train import init_from, optimizer, postmortem, saving, schedule
 from gnomon.train.device import Autocast, autocast, choose_device, flushed_denormals, to_device
-from gnomon.train.distributed import ALONE, LossFn, Ranks, grad_norm, no_gradient_sync, parallelise, process_group
+from gnomon.train.distributed import (
+    ALONE,
+    LossFn,
+    Ranks,
+    clip_gradients,
+    grad_norm,
+    large_grad_norm,
+    no_gradient_sync,
+    parallelise,
+    process_group,
+)
 from gnomon.train.probes import probe, probe_weights
 from gnomon.train.recipe import Recipe
 from gnomon.train.run_data import open_data
@@ -78,6 +88,7 @@ class Run:
     model: Transformer
     anatomy: anatomy.Anatomy
     loss: LossFn
+    assignment: Assignment | None
     optimizer: torch.optim.Optimizer
     tracker: Tracker | None
     tokens: Any
@@ -106,9 +117,10 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
     elif recipe.model.head_bias:
         model.start_at_frequencies(torch.from_numpy(data.frequencies(tokens, recipe.model.vocab_size)).to(device))
     loss = parallelise(model, recipe, ranks)
+    assigned = optimizer.assignment(model, recipe.optim)
     return Run(
-        recipe, folder, ranks, device, model, anatomy.read(model), loss,
-        optimizer=optimizer.build(model, recipe.optim),
+        recipe, folder, ranks, device, model, anatomy.read(model), loss, assigned,
+        optimizer=optimizer.build(model, recipe.optim, assigned),
         tracker=Tracker(model, watch.track_every) if watch.track_every else None,
         tokens=tokens, val=val, probe_tokens=val[0][: max(watch.probe_tokens // T, 1)],
         autocast=autocast(recipe.compute, device), adopted=adopted,
@@ -172,19 +184,22 @@ def take_step(run: Run, step: int, stop: bool, recent: list[dict[str, Any]]) -> 
     share = backward(run.loss, model, x_BT.split(run.micro), y_BT.split(run.micro), run.autocast, ranks)
     if run.tracker is not None:
         run.tracker.before_step(step)
-    norm = grad_norm(model)
+    norm: Tensor | float = grad_norm(model)
     # One wait for the device a step: the price of never applying a bad update.
     loss, norm_now, stop = ranks.reduce_step(share, norm, stop)
+    if math.isfinite(loss) and not math.isfinite(norm_now):
+        norm = norm_now = large_grad_norm(model)
     if not math.isfinite(loss + norm_now):
         recent = [*recent, {"step": step, "loss": loss, "grad_norm": norm_now}]
-        raise postmortem.stop(run.folder, step, model, (x_BT[: run.micro], y_BT[: run.micro]), recent, ranks)
+        batches = list(zip(x_BT.split(run.micro), y_BT.split(run.micro)))
+        raise postmortem.write_postmortem(run.folder, step, model, batches, recent, run.autocast, ranks)
     if recipe.optim.clip is not None:
-        torch.nn.utils.clip_grads_with_norm_(model.parameters(), recipe.optim.clip, norm)
+        clip_gradients(model, recipe.optim.clip, norm)
     run.optimizer.step()
     if recipe.optim.logit_clip is not None and due(step, 10):
         with run.autocast():
             largest = probe(model, run.probe_tokens)["attention_logit_max"]
-        clip_logits(model, run.anatomy, largest, recipe.optim.logit_clip)
+        clip_logits(model, run.anatomy, largest, recipe.optim.logit_clip, run.assignment)
     tokens = step * recipe.tokens_per_step
     return {"step": step, "loss": loss, "lr": recipe.optim.lr * rate, "grad_norm": norm_now, "tokens": tokens}, stop
 

@@ -9,17 +9,45 @@ from typing import Any
 import torch
 from torch import nn
 
+from gnomon.errors import UserError
 from gnomon.geometry.manifolds import DGram, Manifold, Stiefel
 from gnomon.optim import NAMED, Assignment, ManifoldMuon, PlacementWarning, assign
 from gnomon.train.recipe import OptimConfig
 
 
-def build(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+def assignment(model: nn.Module, config: OptimConfig) -> Assignment | None:
+    """What each part of each parameter gets from ManifoldMuon; None where another optimizer moves the matrices.
+
+    Raises:
+        UserError: logits are to be clipped by scaling matrices whose norm is not free.
+    """
+    if config.name != "manifold-muon":
+        return None
+    attention, mlp = (_configured(manifold, config) for manifold in NAMED[config.assignment])
+    if config.logit_clip is not None and isinstance(attention, Stiefel):
+        raise UserError(
+            f"optim.logit_clip scales query and key down, which optim.assignment={config.assignment} holds on Stiefel, where "
+            "matrices have one norm: they would leave it and come back. Set optim.logit_clip=null, bound the logits with "
+            "model.attention_softcap or model.qk_norm, or take another assignment."
+        )
+    return assign(model, attention=attention, mlp=mlp)
+
+
+def build(model: nn.Module, config: OptimConfig, assigned: Assignment | None = None) -> torch.optim.Optimizer:
     """The optimizer of a recipe over `model`; every group remembers its peak rate as `initial_lr`.
 
     Parameters are given with their names, so that a checkpoint can tell when they come back in another order.
+
+    Args:
+        assigned: where it is known already, the `assignment`.
     """
-    optimizer = {"adamw": _adamw, "muon": _muon, "manifold-muon": _manifold_muon}[config.name](model, config)
+    if config.name == "manifold-muon":
+        with warnings.catch_warnings():
+            # A fresh model is drawn to be placed; of a loaded one `init_from.report_init` says how far each matrix moved.
+            warnings.simplefilter("ignore", PlacementWarning)
+            optimizer = _manifold_muon(assigned or assignment(model, config), config)  # type: ignore[arg-type]
+    else:
+        optimizer = {"adamw": _adamw, "muon": _muon}[config.name](model, config)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
@@ -53,22 +81,16 @@ def _muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
+        # Its default of 1e-7 is a floor under the norm of an update: clipped hard, a gradient would hardly move its matrix.
+        eps=1e-30,
     )
     rest = _adamw_over([(name, p) for name, p in named if name not in hidden], config.adamw_lr, config)
     return CombinedOptimizer(muon, rest)
 
 
-def _manifold_muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    attention, mlp = (_configured(manifold, config) for manifold in NAMED[config.assignment])
-    with warnings.catch_warnings():
-        # A fresh model is drawn to be placed; of a loaded one `init_from.tell` says how far each matrix moved.
-        warnings.simplefilter("ignore", PlacementWarning)
-        return _over(assign(model, attention=attention, mlp=mlp), config)
-
-
-def _over(assignment: Assignment, config: OptimConfig) -> ManifoldMuon:
+def _manifold_muon(assigned: Assignment, config: OptimConfig) -> torch.optim.Optimizer:
     return ManifoldMuon(
-        assignment,
+        assigned,
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay if config.assignment == "none" else config.manifold_decay,

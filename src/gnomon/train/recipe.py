@@ -169,9 +169,9 @@ class WatchConfig:
 
     log_every: Natural = 1
     eval_every: Natural = 100
-    eval_tokens: Count = 32768
+    eval_tokens: Natural = 32768
     probe_every: Natural = 50
-    probe_tokens: Count = 1024
+    probe_tokens: Natural = 1024
     track_every: Natural = 0
     save_every: Natural = 100
     keep: Natural = 2
