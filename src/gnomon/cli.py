@@ -337,7 +337,8 @@ def study(
 
     Args:
         name: residuals, manifolds, continuity or recipe.
-        scale: tiny (eight minutes to an hour on two cores), small (hours on a laptop or one GPU) or paper.
+        scale: smoke (whether it works, two minutes), tiny (eight minutes to an hour on two cores), small (hours on a laptop
+            or one GPU) or paper.
         seeds: compared seeds; the tuning seed comes on top.
         jobs: runs at a time; each gets an equal share of the cores.
         processes: of each language model's run, one a device, started by torchrun; also what --dry-run counts with.
@@ -348,19 +349,16 @@ def study(
         set: any other setting of the language models' recipes, e.g. --set steps=20 model.width=64.
     """
     from gnomon import report, studies
+    from gnomon.studies import study_estimate, study_page
 
     found = studies.load(name, scale, seeds=seeds, data=data, variants=variants, changes=_pairs(set))
     if dry_run:
-        from gnomon.studies import cost
-
-        report.show(studies.dry_run(found, processes), cost.COLUMNS, formats=cost.FORMATS)
+        report.show(studies.dry_run(found, processes), **study_estimate.SHOWN)
         return
     results, path = studies.run(found, out or Path("runs") / f"study-{name}-{scale}", jobs, processes)
-    from gnomon.studies import study_page
-
-    report.show(study_page.table(results), study_page.COLUMNS, formats=study_page.FORMATS)
+    report.show(study_page.table(results), **study_page.SHOWN)
     if claims := results.claims():
-        report.show(claims, study_page.CLAIMS)
+        report.show(claims)
     print(f"wrote {path}, results.csv and results.md")
 
 

@@ -6,14 +6,17 @@ import dataclasses
 import json
 import math
 
+import mpmath
+import numpy as np
 import pytest
 import torch
 
 from gnomon import data, evaluation, studies
 from gnomon.cli import main
 from gnomon.errors import UserError
-from gnomon.studies import cost, layer_worth, recipe_study, runner, verdict
-from gnomon.studies.study import TUNING_SEED, Job, Outcome, Results, Study, Variant, at_edge, plan, rates, wanted
+from gnomon.studies import layer_worth, recipe_study, runner, study_estimate, study_page, verdict
+from gnomon.studies.results import Results
+from gnomon.studies.study import TUNING_SEED, Outcome, PlannedRun, Study, Variant, at_edge, plan, rates, wanted
 from gnomon.train import preset, replace
 from gnomon.train.device import to_device
 from gnomon.train.presets import BASELINE
@@ -30,16 +33,17 @@ def variant(name: str, grid=(1e-3, 2e-3, 4e-3), baseline=None, **settings) -> Va
 
 
 def study(*variants: Variant, **settings) -> Study:
-    return Study("manifolds", "a study", "tiny", variants, **settings)
+    """A study of one's own: its name is none of `studies.NAMES`."""
+    return Study("mine", "a study", "my laptop", variants, **settings)
 
 
-def measure(job: Job, value: float, fate: str = "learned") -> Outcome:
+def measure(job: PlannedRun, value: float, fate: str = "learned") -> Outcome:
     return Outcome(fate, value, 1.0, job.folder)
 
 
-def finish(one: Study, loss) -> dict[Job, Outcome]:
+def finish(one: Study, loss) -> dict[PlannedRun, Outcome]:
     """Everything the study wants, measured by `loss(job)`."""
-    measured: dict[Job, Outcome] = {}
+    measured: dict[PlannedRun, Outcome] = {}
     while missing := [j for v in one.variants for j in wanted(one, v, measured) if j not in measured]:
         measured |= {job: measure(job, loss(job)) for job in missing}
     return measured
@@ -98,27 +102,73 @@ def test_fate(losses, finite, fate):
     ((-0.05, -0.04, -0.06), "better"),
     ((0.05, 0.04, 0.06), "worse"),
     ((-0.05, 0.01, -0.06), "no difference seen"),
+    ((-0.05, -0.01, -0.06), "no difference seen"),  # on one side of zero, which the bootstrap of three seeds called better
     ((-0.004, -0.005, -0.006), "no difference seen"),
+    ((-0.05, -0.05, -0.05), "better"),
+    ((0.0, 0.0), "no difference seen"),
     ((-0.05,), "not comparable"),
     ((), "not comparable"),
 ])  # fmt: skip
-def test_verdict_is_paired_and_needs_the_interval_and_the_size(differences, word):
-    theirs = {seed: 2.0 + seed for seed in range(5)}
-    found = verdict.compare({seed: theirs[seed] + d for seed, d in enumerate(differences)}, theirs)
+def test_verdict_needs_the_test_and_the_size(differences, word):
+    found = verdict.compare({"a": differences})["a"]
     assert found.word == word and found.pairs == len(differences)
     if len(differences) > 1:
         assert found.low <= found.mean <= found.high
 
 
-def test_bootstrap_interval_covers_a_known_mean():
-    import random
+def test_the_interval_is_student_s():
+    # mean -0.05, standard deviation 0.01: -0.05 +- 4.302653 * 0.01 / sqrt(3), t = 8.660254, p = 0.013072 (two degrees of freedom).
+    found = verdict.compare({"a": (-0.05, -0.04, -0.06)})["a"]
+    assert (found.low, found.high) == (pytest.approx(-0.0748414), pytest.approx(-0.0251586))
+    assert found.p == pytest.approx(0.0130719, abs=1e-6)
 
-    generator = random.Random(1)
-    inside = 0
-    for _ in range(100):
-        low, high = verdict.bootstrap([generator.gauss(0, 1) for _ in range(20)], draws=400)
-        inside += low <= 0 <= high
-    assert 85 <= inside <= 99
+
+@pytest.mark.parametrize("df", [1, 2, 3, 4, 5, 9, 30, 101])
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.5, 12.0])
+def test_student_s_t_is_exact(t, df):
+    # P(|T| > t) is the regularised incomplete beta function at df / (df + t^2) (Abramowitz and Stegun 26.5.27).
+    outside = mpmath.betainc(df / 2, 0.5, 0, df / (df + mpmath.mpf(t) ** 2), regularized=True)
+    assert verdict.t_inside(t, df) == pytest.approx(float(1 - outside), abs=1e-13)
+
+
+@pytest.mark.parametrize("share, df, t", [
+    (0.95, 1, 12.7062047), (0.95, 2, 4.3026527), (0.95, 4, 2.7764451), (0.99, 2, 9.9248432), (0.90, 30, 1.6972609),
+])  # fmt: skip
+def test_quantiles_are_those_of_the_tables(share, df, t):
+    assert verdict.t_quantile(share, df) == pytest.approx(t, rel=1e-7)
+
+
+def test_holm_is_the_step_down_rule():
+    # Holm (1979): sorted, times n, n - 1, ..., each at least the one before.
+    assert verdict.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert verdict.holm([0.9, 0.6]) == [1.0, 1.0] and verdict.holm([]) == []
+
+
+def test_the_more_a_study_compares_the_more_each_has_to_show():
+    clear, none = (-0.05, -0.04, -0.06), (0.05, -0.05, 0.001)
+    assert verdict.compare({"a": clear})["a"].word == "better"
+    many = verdict.compare({"a": clear, **{i: none for i in range(5)}, "alone": (-1.0,)})
+    assert many["a"].word == "no difference seen" and many["a"].p == pytest.approx(6 * 0.0130719, abs=1e-5)
+
+
+def test_a_comparison_that_was_not_declared_is_refused():
+    one = study(variant("a", (1e-3,)), variant("b", (1e-3,), "a"), variant("c", (1e-3,)))
+    results = Results(one, finish(one, lambda job: 1.0))
+    assert results.against("b", "a").word == "no difference seen"
+    with pytest.raises(UserError, match="pairs"):
+        results.against("c", "a")
+
+
+@pytest.mark.slow
+def test_false_calls_are_as_rare_as_the_page_says():
+    """Studies of 20 variants and one baseline in which nothing differs: how many call anything."""
+    rng = np.random.default_rng(1)
+    called = 0
+    for _ in range(2000):
+        drawn = rng.normal(2.0, 0.03, (21, 3))
+        found = verdict.compare({i: list(row) for i, row in enumerate(drawn[1:] - drawn[0])})
+        called += any(one.word in ("better", "worse") for one in found.values())
+    assert called / 2000 == pytest.approx(verdict.FALSE_CALLS, abs=0.015) and verdict.FALSE_CALLS <= verdict.LEVEL
 
 
 def test_entropy_of_counts():
@@ -141,7 +191,7 @@ def finished(tmp_path_factory):
     """A study of two variants, run with two workers."""
     folder = tmp_path_factory.mktemp("study")
     one = study(variant("plain", (4e-3,)), variant("sphere", (2e-3, 4e-3), "plain", **{"model.residual": "sphere"}),
-                seeds=(0, 1), widen=0)  # fmt: skip
+                seeds=(0, 1), widen=0, figures=lambda page, results: page.text("a picture of mine"))  # fmt: skip
     results, page = studies.run(one, folder, jobs=2)
     return one, folder, results, page
 
@@ -151,7 +201,7 @@ def test_end_to_end(finished):
     assert len(results.measured) == 6 and all(outcome.value < 7 for outcome in results.measured.values())
     assert set(results.compared("sphere")) == {0, 1}
     html = page.read_text()
-    assert "sphere" in html and "Final loss of the tuning runs" in html
+    assert "sphere" in html and "Final loss of the tuning runs" in html and "a picture of mine" in html
     assert (folder / "results.csv").read_text().count("\n") >= 3 and "| sphere" in (folder / "results.md").read_text()
     account = json.loads((folder / "study.json").read_text())["sessions"]
     assert account[0]["runs"] == 6 and 0 <= account[0]["overhead"] < 1
@@ -207,9 +257,77 @@ def test_every_study_is_a_sound_grid(name, scale):
         assert list(v.rates) == sorted(v.rates) and v.baseline != v.name
 
 
+def empty(one: Study, folder, fate: str) -> Results:
+    """Every run of the study ended like this, all with one loss or none, and left nothing in its folder."""
+    value = math.nan if fate == "diverged" else 2.0
+    measured: dict[PlannedRun, Outcome] = {}
+    while missing := [j for v in one.variants for j in wanted(one, v, measured) if j not in measured]:
+        measured |= {run: Outcome(fate, value, 1.0, folder / run.folder) for run in missing}
+    return Results(one, measured)
+
+
+def verdicts(results: Results) -> dict[str, str]:
+    return {row["claim"]: row["verdict"] for row in results.claims()}
+
+
+@pytest.mark.parametrize("name", studies.NAMES)
+def test_figures_that_are_missing_make_a_claim_untestable_and_no_page_crash(name, tmp_path):
+    """Not "not reproduced", which NaN compared with anything would say."""
+    results = empty(studies.load(name), tmp_path, "diverged")
+    told = {"all-DGram is unstable": "reproduced", "hetero-inv is unstable": "reproduced", "deep baselines stall or diverge": "reproduced",
+            "every SpheretNorm converges": "not reproduced",
+            **{f"{cure} removes that stall": "not reproduced" for cure in ("a cap on the ratio", "Stiefel weights", "hetero weights")}}
+    found = verdicts(results)
+    assert found == {claim: told.get(claim, "not testable") for claim in found} and found
+    assert study_page.write(results, tmp_path).exists() and "not testable" in (tmp_path / "results.md").read_text()
+
+
+def test_claims_of_variants_left_out_are_not_run_and_those_of_no_variant_are_not_testable(tmp_path):
+    part = verdicts(empty(studies.load("residuals", variants=["GeoNorm"]), tmp_path, "learned"))
+    assert part["GeoNorm beats Pre-LN"] == "not reproduced" and part["1-SpheretNorm beats Peri-LN"] == "not run"
+    small = verdicts(empty(studies.load("residuals", "small"), tmp_path, "learned"))
+    assert small["1-SpheretNorm beats Pre-LN at 48 layers"] == "not testable"
+
+
+def test_a_shortened_study_says_so_in_its_command(tmp_path):
+    one = studies.load("recipe", variants=["sphere + Muon"], seeds=2, data="a b.txt", changes={"steps": "20", "model.qk_norm": True})
+    command = ("gnomon study recipe --scale tiny --seeds 2 --data 'a b.txt' --variants 'sphere + Muon' "
+               "--set steps=20 model.qk_norm=true")  # fmt: skip
+    assert one.command == command and studies.load("recipe").command == "gnomon study recipe --scale tiny"
+    page = study_page.write(empty(one, tmp_path, "learned"), tmp_path)
+    assert f"`{command}`" in (tmp_path / "results.md").read_text() and "--variants" in page.read_text().split("<main>")[0]
+    assert "Comparisons of this study: 1; seeds: 2" in (tmp_path / "results.md").read_text()
+
+
+@pytest.mark.parametrize("variants, words", [
+    ([variant("a"), variant("b", baseline="aa")], "Did you mean 'a'"),
+    ([variant("a", ())], "learning rate"),
+    ([variant("a b"), variant("a-b")], "differ"),
+    ([], "needs variants"),
+])  # fmt: skip
+def test_a_study_that_cannot_be_run_is_told_before_its_runs(variants, words):
+    with pytest.raises(UserError, match=words):
+        study(*variants)
+
+
+@pytest.mark.parametrize("name", studies.NAMES)
+def test_smoke_is_short_and_untuned(name):
+    one = studies.load(name, "smoke")
+    runs = list(plan(one))
+    assert 4 <= len(runs) <= 16 and all(len(v.rates) == 1 and v.recipe.steps <= 100 for v in one.variants)
+    assert one.command.endswith("--scale smoke") and len(one.comparisons) + (name == "continuity") > 0
+
+
+@pytest.mark.parametrize("asked, jobs, threads", [("3", 1, 3), ("4,2", 2, 4), ("", 1, 2), ("", 2, 1), ("0", 8, 1)])
+def test_threads_are_those_asked_for_or_a_share_of_the_cores_allowed(asked, jobs, threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3, 5}, raising=False)
+    assert runner.threads_each(jobs) == threads
+
+
 def test_dry_run_counts_runs_and_tokens():
     one = studies.load("recipe", "tiny", variants=["sphere + Muon"], seeds=2, changes=TINY)
-    rows = cost.rows(one, 1)
+    rows = study_estimate.rows(one, 1)
     assert [row["variant"] for row in rows] == ["Pre-LN + Muon", "sphere + Muon", "all"]
     assert rows[0]["runs"] == 5 and rows[0]["tokens"] == 5 * 4 * 2 * 16 and rows[-1]["runs"] == 10
     assert all(row["here"] > 0 and row["memory"] > 0 for row in rows)

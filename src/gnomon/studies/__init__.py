@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gnomon.errors import UserError, check_name
-from gnomon.studies.study import Results, Study
+from gnomon.studies.results import Results
+from gnomon.studies.scales import shorter
+from gnomon.studies.study import Claim, Finding, Study, Variant
 
-__all__ = ["NAMES", "SCALES", "Results", "Study", "dry_run", "load", "run"]
+__all__ = ["NAMES", "SCALES", "Claim", "Finding", "Results", "Study", "Variant", "dry_run", "load", "run"]
 
 NAMES = {
     "residuals": "how sublayers join the stream (arXiv 2608.02668, 2601.22095)",
@@ -19,7 +23,7 @@ NAMES = {
     "continuity": "leading singular directions through depth (arXiv 2605.04971)",
     "recipe": "everything together against tuned baselines",
 }
-SCALES = ("tiny", "small", "paper")
+SCALES = ("smoke", "tiny", "small", "paper")
 
 
 def load(
@@ -35,7 +39,8 @@ def load(
 
     Args:
         name: one of `NAMES`.
-        scale: "tiny" (embedded data, eight minutes to an hour on two cores), "small" (hours on a laptop or one GPU) or "paper".
+        scale: "smoke" (a few variants and steps of "tiny", untuned: whether everything works, in less than two minutes),
+            "tiny" (embedded data, eight minutes to an hour on two cores), "small" (hours on a laptop or one GPU) or "paper".
         seeds: compared seeds; None for the study's own number, three.
         data: training tokens of the language models, as `gnomon train --data`.
         variants: run only these; baselines they need are kept.
@@ -46,17 +51,41 @@ def load(
     """
     check_name("study", name, NAMES)
     check_name("scale", scale, SCALES)
-    settings = dict(changes or {}) | ({"data.train": data} if data is not None else {})
-    study: Study = importlib.import_module(f"gnomon.studies.{name}_study").study(scale, settings)
+    settings, variants = dict(changes or {}), list(variants)
+    command = ["gnomon", "study", name, "--scale", scale]
+    command += ["--seeds", str(seeds)] * (seeds is not None) + ["--data", str(data)] * (data is not None)
+    command += ["--variants", *variants] * bool(variants)
+    command += ["--set", *(f"{key}={_spelled(value)}" for key, value in settings.items())] * bool(settings)
+    if data is not None:
+        settings["data.train"] = data
+    module = importlib.import_module(f"gnomon.studies.{name}_study")
+    study: Study = module.study("tiny" if scale == "smoke" else scale, settings)
+    for variant in variants:
+        check_name("variant", variant, [v.name for v in study.variants])
+    if scale == "smoke":
+        study = _smoke(study.only(variants or module.SMOKE), shorten="steps" not in settings)
+    elif variants:
+        study = study.only(variants)
     if seeds is not None:
         if seeds < 1:
             raise UserError(f"seeds must be at least 1, got {seeds}")
         study = dataclasses.replace(study, seeds=tuple(range(seeds)))
-    wanted = {check_name("variant", variant, [v.name for v in study.variants]) for variant in variants}
-    if wanted:
-        wanted |= {v.baseline for v in study.variants if v.name in wanted and v.baseline is not None}
-        study = dataclasses.replace(study, variants=tuple(v for v in study.variants if v.name in wanted))
-    return study
+    return dataclasses.replace(study, command=shlex.join(command))
+
+
+def _smoke(study: Study, shorten: bool) -> Study:
+    """A tenth of the steps, the middle rate, two seeds."""
+
+    def short(variant: Variant) -> Variant:
+        recipe = shorter(variant.recipe, 10) if shorten else variant.recipe
+        return dataclasses.replace(variant, recipe=recipe, rates=variant.rates[len(variant.rates) // 2 :][:1])
+
+    notes = "A smoke test: everything is run and judged as in a study, and no figure of so short a run means anything."
+    return dataclasses.replace(study, scale="smoke", seeds=(0, 1), variants=tuple(map(short, study.variants)), notes=notes)
+
+
+def _spelled(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> tuple[Results, Path]:
@@ -68,12 +97,11 @@ def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> 
     from gnomon.studies import runner, study_page
 
     results = runner.run(study, folder, jobs, processes)
-    module = importlib.import_module(f"gnomon.studies.{study.name}_study")
-    return results, study_page.write(results, folder, getattr(module, "figures", None))
+    return results, study_page.write(results, folder)
 
 
 def dry_run(study: Study, processes: int = 1) -> list[dict[str, Any]]:
     """What each variant will take: runs, parameters, tokens, operations, memory and time, and the sum. Nothing is trained."""
-    from gnomon.studies import cost
+    from gnomon.studies import study_estimate
 
-    return cost.rows(study, processes)
+    return study_estimate.rows(study, processes)

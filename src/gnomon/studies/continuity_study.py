@@ -11,22 +11,23 @@ weights do, not which variant classifies best.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from gnomon import report
 from gnomon.geometry.subspace import cosine_null
 from gnomon.models.mlp import variant as mlp
-from gnomon.studies.judging import NOT, REPRODUCED
 from gnomon.studies.mlp_run import MLPRecipe
-from gnomon.studies.one_run import curve, mechanism_of
-from gnomon.studies.study import Claim, Results, Study, Variant
+from gnomon.studies.results import Results, after_training, curve
+from gnomon.studies.study import Claim, Finding, Study, Variant
 from gnomon.train import Recipe, preset, replace
 from gnomon.train.presets import BASELINE
 
 PLAIN = ("Res+ReLU", "Res+GELU", "Res+SiLU", "Res+None", "Res+Radial", "NoRes+ReLU", "Res+ReLU+LN", "Res+None+LN", "Res+Radial+LN")
 SMALL_INIT = ("Res+ReLU", "Res+None", "Res+Radial")
+SMOKE = ("Res+ReLU", "Res+None", "Res+None+LN", "NoRes+ReLU", "Llama, SiLU")
 LLAMA = {"Llama, SiLU": None, "Llama, ReLU": "relu", "Llama, no nonlinearity": "none"}
 
 TINY: dict[str, Any] = {
@@ -53,9 +54,9 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         on("Res+ReLU", "Res+ReLU, sign descent", "sign", 1e-4),
         on("Res+ReLU", "Res+ReLU, SGD", "sgd", 1e-3),
     ]
-    llama = _llama(scale)
+    llama = replace(_llama(scale), changes, shared=True)
     for name, activation in LLAMA.items():
-        recipe = replace(llama, {"model.activation": activation, **changes}, shared=True)
+        recipe = replace(llama, {"model.activation": activation})
         variants.append(Variant(name, recipe, (recipe.optim.lr,), None, "Llama"))
     return Study(
         name="continuity",
@@ -63,15 +64,19 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         scale=scale,
         variants=tuple(variants),
         claims=CLAIMS,
-        notes=f"Level of chance of |cos| in 256 dimensions: {cosine_null(256).mean:.3f}; in 64: {cosine_null(64).mean:.3f}.",
+        figures=figures,
+        notes=f"Level of chance of |cos|, MLP: {chance(base):.3f}; Llama: {chance(llama):.3f}.",
     )
 
 
+def chance(recipe: Any) -> float:
+    """|cos| of unrelated directions of the stream."""
+    return cosine_null(recipe.model.width).mean
+
+
 def _llama(scale: str) -> Recipe:
-    if scale == "tiny":
-        return replace(preset("llama-34m", *BASELINE), TINY)
-    paper = preset("llama-34m", *BASELINE)
-    return replace(paper, {"watch.track_every": 500, **({"steps": 2000} if scale == "small" else {})})
+    changes = {"tiny": TINY, "small": {"watch.track_every": 500, "steps": 2000}, "paper": {"watch.track_every": 500}}
+    return replace(preset("llama-34m", *BASELINE), changes[scale])
 
 
 def series(results: Results, name: str, key: str, *, step: int = -1, role: str = "") -> float:
@@ -81,59 +86,64 @@ def series(results: Results, name: str, key: str, *, step: int = -1, role: str =
         records = [r for r in curve(outcome) if r.get(key)]
         if records:
             found += [v for label, v in records[step][key].items() if not role or label.endswith(f".{role}")]
-    return statistics.fmean(found) if found else float("nan")
+    return _mean(found)
 
 
-def _coherent(results: Results) -> tuple[str, str]:
-    names = [n for n in PLAIN if n.startswith("Res") and n in results]
-    values = {name: series(results, name, "gradient_v1", step=0) for name in names}
-    word = REPRODUCED if values and min(values.values()) > 0.8 else NOT
-    return f"lowest {min(values.values()):.2f} ({min(values, key=lambda n: values[n])})", word
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
 
 
-def _no_skip(results: Results) -> tuple[str, str]:
+def final(results: Results, name: str, key: str) -> float:
+    """Mean over seeds of what `mlp_run.spectra` found in the trained model."""
+    return _mean([found[key] for out in results.compared(name).values() if (found := after_training(out))])
+
+
+def _coherent(results: Results) -> Finding:
+    values = {n: series(results, n, "gradient_v1", step=0) for n in PLAIN if n.startswith("Res") and n in results}
+    lowest = min(values, key=lambda n: values[n])
+    return Finding(f"lowest {values[lowest]:.2f} ({lowest})", values[lowest] > 0.8, list(values.values()))
+
+
+def _no_skip(results: Results) -> Finding:
     v1, u1 = (series(results, "NoRes+ReLU", f"gradient_{side}", step=0) for side in ("v1", "u1"))
-    return f"v1 {v1:.2f}, u1 {u1:.2f} (chance {cosine_null(256).mean:.2f})", REPRODUCED if u1 < 0.1 else NOT
+    return Finding(f"v1 {v1:.2f}, u1 {u1:.2f} (chance {chance(results.recipe('NoRes+ReLU')):.2f})", u1 < 0.1, [v1, u1])
 
 
-def _linear(results: Results) -> tuple[str, str]:
+def _linear(results: Results) -> Finding:
     gradient, weight = series(results, "Res+None", "gradient_v1"), series(results, "Res+None", "weight_v1")
     relu = series(results, "Res+ReLU", "weight_v1")
     said = f"Res+None: gradient {gradient:.2f}, weight {weight:.2f}; Res+ReLU weight {relu:.2f}"
-    return said, REPRODUCED if gradient > 0.8 and weight < 0.3 and relu > 2 * weight else NOT
+    return Finding(said, gradient > 0.8 and weight < 0.3 and relu > 2 * weight, [gradient, weight, relu])
 
 
-def _radial(results: Results) -> tuple[str, str]:
+def _radial(results: Results) -> Finding:
     radial, relu = series(results, "Res+Radial", "weight_v1"), series(results, "Res+ReLU", "weight_v1")
-    return f"Res+Radial {radial:.2f}, Res+ReLU {relu:.2f}", REPRODUCED if radial < 0.5 * relu else NOT
+    return Finding(f"Res+Radial {radial:.2f}, Res+ReLU {relu:.2f}", radial < 0.5 * relu, [radial, relu])
 
 
-def _weighted(results: Results) -> tuple[str, str]:
-    def mean(name: str) -> float:
-        return statistics.fmean(mechanism_of(o)["weighted_v1"] for o in results.compared(name).values())
-
-    relu, linear = mean("Res+ReLU"), mean("Res+None+LN")
-    return f"{relu:.3f} against {linear:.3f}", REPRODUCED if linear > relu else NOT
+def _weighted(results: Results) -> Finding:
+    relu, linear = (final(results, name, "weighted_v1") for name in ("Res+ReLU", "Res+None+LN"))
+    return Finding(f"{relu:.3f} against {linear:.3f}", linear > relu, [relu, linear])
 
 
-def _follows(results: Results) -> tuple[str, str]:
+def _follows(results: Results) -> Finding:
     """Small init makes ||dW|| pass ||W0||; then the weights should follow the summed gradient."""
     name = "Res+ReLU, init x 0.1"
-    change, weight = series(results, name, "change"), series(results, name, "weight_v1")
-    gathered = series(results, name, "accumulated_v1")
+    change, weight, gathered = (series(results, name, key) for key in ("change", "weight_v1", "accumulated_v1"))
     said = f"{name}: ||dW||/||W0|| {change:.1f}, weight v1 {weight:.2f}, summed gradient v1 {gathered:.2f}"
-    return said, REPRODUCED if change > 1 and weight > 0.8 * gathered else NOT
+    return Finding(said, change > 1 and weight > 0.8 * gathered, [change, weight, gathered])
 
 
-def _own_space(results: Results) -> tuple[str, str]:
+def _own_space(results: Results) -> Finding:
     name = "Llama, SiLU"
     readers = {role: series(results, name, "weight_v1", role=role) for role in ("query", "key", "gate", "up", "value")}
     writers = {role: series(results, name, "weight_u1", role=role) for role in ("output", "down")}
     said = "v1 " + ", ".join(f"{r} {v:.2f}" for r, v in readers.items())
     said += "; u1 " + ", ".join(f"{r} {v:.2f}" for r, v in writers.items())
     said += f"; value u1 {series(results, name, 'weight_u1', role='value'):.2f}"
-    rest = [v for role, v in readers.items() if role != "value"]
-    return said, REPRODUCED if readers["value"] < min(rest) and min(writers.values()) > 2 * readers["value"] else NOT
+    value, rest = readers["value"], [v for role, v in readers.items() if role != "value"]
+    holds = value < min(rest) and min(writers.values()) > 2 * value
+    return Finding(said, holds, [*readers.values(), *writers.values()])
 
 
 CLAIMS = (
@@ -150,47 +160,39 @@ CLAIMS = (
 
 def figures(page: report.Page, results: Results) -> None:
     """Tracked series over training, and the table of final values."""
-    rows = []
-    for variant in results.study.variants:
-        if variant.group == "MNIST MLP" and results.compared(variant.name):
-            found = mechanism(results, variant.name)
-            rows.append({"variant": variant.name, **found})
-    page.section("Continuity").table(rows, formats={key: ".3f" for key in rows[0] if key != "variant"} if rows else None)
+    rows = [{"variant": v.name, **final_values(results, v.name)} for v in results.study.variants if v.group == "MNIST MLP"]
+    if rows:
+        page.section("Continuity").table(rows, formats={key: ".3f" for key in rows[0] if key != "variant"})
     shown: dict[str, str] = {
         "gradient_v1": "Gradient v1", "accumulated_v1": "Summed gradient v1", "weight_v1": "Weight v1", "weight_u1": "Weight u1",
         "turn_v1": "Turning of v1 (degrees)", "change": "||dW|| / ||W0||",
     }  # fmt: skip
-    for group in ("MNIST MLP", "Llama"):
-        names = [v.name for v in results.study.variants if v.group == group]
+    for group in dict.fromkeys(variant.group for variant in results.study.variants):
         page.section(group)
+        names = [v.name for v in results.study.variants if v.group == group]
         for key, title in shown.items():
             points = [p for name in names for p in _over(results, name, key)]
             if points:
                 cosine = key.endswith("1") and not key.startswith("turn")
-                chance = {"chance": cosine_null(256 if group == "MNIST MLP" else 64).mean} if cosine else {}
-                chart = report.curves(points, "step", report.Axis(key, reference=chance), report.Series("variant", names), title,
+                level = {"chance": chance(results.recipe(names[0]))} if cosine else {}
+                chart = report.curves(points, "step", report.Axis(key, reference=level), report.Series("variant", names), title,
                                       line=report.Line(dots=True))  # fmt: skip
                 page.chart(chart, "Mean over neighbouring layers and seeds.", f"{key}-{group}")
 
 
-def mechanism(results: Results, name: str) -> dict[str, Any]:
+def final_values(results: Results, name: str) -> dict[str, Any]:
     """Gradient v1 and u1 at step 0; at the end weight v1 and u1, the sigma^2-weighted measure, ||dW||/||W0||, accuracy."""
-    outcomes = list(results.compared(name).values())
-    inside = [m for o in outcomes if (m := mechanism_of(o))]
-
-    def mean(pick: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.fmean(map(pick, inside)) if inside else float("nan")
-
+    curves = [records for out in results.compared(name).values() if (records := curve(out))]
     return {
         "gradient v1 at 0": series(results, name, "gradient_v1", step=0),
         "gradient u1 at 0": series(results, name, "gradient_u1", step=0),
         "weight v1": series(results, name, "weight_v1"),
         "weight u1": series(results, name, "weight_u1"),
-        "weighted v1": mean(lambda m: m["weighted_v1"]),
-        "effective rank": mean(lambda m: m["effective_rank"]),
+        "weighted v1": final(results, name, "weighted_v1"),
+        "effective rank": final(results, name, "effective_rank"),
         "||dW||/||W0||": series(results, name, "change"),
         "turn of v1": series(results, name, "turn_v1"),
-        "accuracy": statistics.fmean([curve(o)[-1]["accuracy"] for o in outcomes if curve(o)] or [float("nan")]),
+        "accuracy": _mean([records[-1]["accuracy"] for records in curves]),
     }
 
 

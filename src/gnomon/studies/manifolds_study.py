@@ -8,56 +8,17 @@ solvers side by side, with and without a cap on the norms or on the logits, tell
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from gnomon.studies.judging import NOT, REPRODUCED, beats, ranking, steady
-from gnomon.studies.study import Claim, Results, Study, Variant
-from gnomon.train import Recipe, preset, replace
+from gnomon.studies.claims import beats, diverges, ranking
+from gnomon.studies.results import Results, curve
+from gnomon.studies.scales import contestant, rates_for, sized
+from gnomon.studies.study import Claim, Finding, Study, Variant
+from gnomon.train import replace
 
 OURS = ("adamw", "muon", "none", "stiefel", "dgram", "hetero", "hetero-inv")
-PAPER = {"UNCONSTRAINED": 3.3855, "ALL-STIEFEL": 3.3679, "HETERO": 3.3544}
-
-
-def study(scale: str, changes: dict[str, Any]) -> Study:
-    """The seven optimizers, DGram with a cap and with QK-clip; and on a narrow model, because one step of it costs seconds,
-    the paper's solver and retraction beside ours."""
-    adamw = {"tiny": (2e-3, 4e-3, 8e-3), "small": (1e-3, 2e-3, 4e-3), "paper": (6e-4,)}[scale]
-    muon = {"tiny": (0.02, 0.04, 0.08), "small": (0.01, 0.02, 0.04), "paper": (0.02,)}[scale]
-
-    def variant(name: str, assignment: str, baseline: str, narrow: bool = False, **settings: Any) -> Variant:
-        settings = {f"optim.{key}": value for key, value in settings.items()} | (NARROW if narrow and scale != "paper" else {})
-        recipe = replace(replace(_base(scale, assignment), settings), changes, shared=True)
-        rates = adamw if assignment == "adamw" else muon
-        group = "solver" if narrow else "optimizer"
-        return Variant(name, recipe, rates, None if name == baseline else baseline, group)
-
-    variants = [variant(name, name, "muon") for name in OURS]
-    variants += [
-        variant("dgram, cap 2", "dgram", "muon", dgram_cap=2.0),
-        variant("dgram, QK-clip 30", "dgram", "muon", logit_clip=30.0),
-    ]
-    for name in ("hetero", "dgram", "hetero-inv"):
-        variants += [
-            variant(f"narrow {name}, paper's solver", name, f"narrow {name}, paper's solver", narrow=True, paper=True),
-            variant(f"narrow {name}", name, f"narrow {name}, paper's solver", narrow=True),
-        ]
-    return Study(
-        name="manifolds",
-        title="Different layers, different manifolds: seven optimizers and two solvers",
-        scale=scale,
-        variants=tuple(variants),
-        tuning=0.5,
-        claims=CLAIMS,
-    )
-
-
-def _base(scale: str, assignment: str) -> Recipe:
-    if scale == "tiny":
-        return replace(preset("tiny", "pre-norm", assignment), TINY)
-    if scale == "small":
-        return replace(preset("gpt2-small", "pre-norm", assignment), SMALL)
-    return preset("gpt2-small", "pre-norm", assignment)
-
+SMOKE = ("muon", "hetero", "narrow dgram")
 
 # Half the preset's batch: a step of these six layers then takes a quarter of a second on one core.
 TINY: dict[str, Any] = {
@@ -73,42 +34,77 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _largest_logit(results: Results, name: str) -> float:
-    from gnomon.studies.one_run import curve
+def study(scale: str, changes: dict[str, Any]) -> Study:
+    """The seven optimizers, DGram with a cap and with QK-clip; and on a narrow model, because one step of it costs seconds,
+    the paper's solver and retraction beside ours."""
 
-    return max(
-        max(r["attention_logit_max"]) for o in results.compared(name).values() for r in curve(o) if "attention_logit_max" in r
+    def variant(name: str, assignment: str, settings: dict[str, Any], baseline: str = "muon", group: str = "optimizer") -> Variant:
+        recipe = sized(scale, "gpt2-small", ("pre-norm", assignment), TINY, SMALL)
+        recipe = replace(replace(recipe, settings), changes, shared=True)
+        return contestant(name, recipe, rates_for(scale, assignment), baseline, group)
+
+    variants = [variant(name, name, {}) for name in OURS]
+    variants += [
+        variant("dgram, cap 2", "dgram", {"optim.dgram_cap": 2.0}),
+        variant("dgram, QK-clip 30", "dgram", {"optim.logit_clip": 30.0}),
+    ]
+    narrow = NARROW if scale != "paper" else {}
+    for name in ("hetero", "dgram", "hetero-inv"):
+        paper = paper_s(name)
+        variants += [
+            variant(paper, name, {"optim.paper": True, **narrow}, paper, "solver"),
+            variant(f"narrow {name}", name, narrow, paper, "solver"),
+        ]
+    return Study(
+        name="manifolds",
+        title="Different layers, different manifolds: seven optimizers and two solvers",
+        scale=scale,
+        variants=tuple(variants),
+        tuning=0.5,
+        claims=CLAIMS,
     )
 
 
-def _logits(results: Results) -> tuple[str, str]:
-    dgram, hetero = (_largest_logit(results, name) for name in ("dgram", "hetero"))
+def paper_s(assignment: str) -> str:
+    """The variant with the paper's solver."""
+    return f"narrow {assignment}, paper's solver"
+
+
+def largest_logit(results: Results, name: str) -> float:
+    """Over steps, blocks and seeds; NaN where no run was probed."""
+    records = [r for out in results.compared(name).values() for r in curve(out) if r.get("attention_logit_max")]
+    return max((max(r["attention_logit_max"]) for r in records), default=math.nan)
+
+
+def _logits(results: Results) -> Finding:
+    dgram, hetero = (largest_logit(results, name) for name in ("dgram", "hetero"))
     said = f"largest attention logit {dgram:.0f} (dgram) against {hetero:.0f} (hetero), each at its tuned rate"
-    return said, REPRODUCED if dgram > 2 * hetero else NOT
+    return Finding(said, dgram > 2 * hetero, [dgram, hetero])
 
 
-def _solver(results: Results) -> tuple[str, str]:
-    said, worse = [], False
-    for name in ("narrow dgram", "narrow hetero-inv"):
-        paper = f"{name}, paper's solver"
-        found = results.against(name, paper)
-        lost = results.fates(name, "diverged"), results.fates(paper, "diverged")
-        said.append(f"{name}: ours minus the paper's {found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}], "
-                    f"{lost[0]} and {lost[1]} diverged")  # fmt: skip
-        worse |= lost[1] > lost[0] or found.word == "better"
-    return "; ".join(said), REPRODUCED if worse else NOT
+SOLVERS = tuple((f"narrow {name}", paper_s(name)) for name in ("dgram", "hetero-inv"))
 
 
-SOLVERS = tuple(f"narrow {name}{solver}" for name in ("dgram", "hetero-inv") for solver in ("", ", paper's solver"))
+def _solver(results: Results) -> Finding:
+    said, figures, worse = [], [], False
+    for ours, paper in SOLVERS:
+        found = results.against(ours, paper)
+        lost, lost_too = results.fates(ours, "diverged"), results.fates(paper, "diverged")
+        said.append(f"{ours}: ours minus the paper's {found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}], "
+                    f"{lost} and {lost_too} diverged")  # fmt: skip
+        worse |= lost_too > lost or found.word == "better"
+        figures += [] if lost_too > lost else [found.low]
+    return Finding("; ".join(said), worse, figures)
+
 
 CLAIMS = (
-    Claim("hetero beats plain Muon", "3.3544 < 3.3855", lambda r: beats(r, "hetero", "none"), ("hetero", "none")),
-    Claim("hetero beats all-Stiefel", "3.3544 < 3.3679", lambda r: beats(r, "hetero", "stiefel"), ("hetero", "stiefel")),
-    Claim("all-Stiefel beats plain Muon", "3.3679 < 3.3855", lambda r: beats(r, "stiefel", "none"), ("stiefel", "none")),
-    Claim("all-DGram is unstable", "fails at step 16k", lambda r: steady(r, "dgram"), ("dgram",)),
-    Claim("hetero-inv is unstable", "fails at step 20k, ends 0.6 worse", lambda r: steady(r, "hetero-inv"), ("hetero-inv",)),
+    beats("hetero beats plain Muon", "3.3544 < 3.3855", "hetero", "none"),
+    beats("hetero beats all-Stiefel", "3.3544 < 3.3679", "hetero", "stiefel"),
+    beats("all-Stiefel beats plain Muon", "3.3679 < 3.3855", "stiefel", "none"),
+    diverges("all-DGram is unstable", "fails at step 16k", "dgram"),
+    diverges("hetero-inv is unstable", "fails at step 20k, ends 0.6 worse", "hetero-inv"),
     Claim("DGram attention blows up the logits", "mechanism, no number", _logits, ("dgram", "hetero")),
-    Claim("the paper's retraction and solver hurt DGram attention (our question)", "-", _solver, SOLVERS),
-    Claim("order of the stable four", "hetero, stiefel, none", lambda r: ranking(r, ("hetero", "stiefel", "none", "adamw")),
-          ("hetero", "stiefel", "none")),
+    Claim("the paper's retraction and solver hurt DGram attention (our question)", "-", _solver,
+          tuple(name for pair in SOLVERS for name in pair), SOLVERS),
+    ranking("order of the stable four", "hetero, stiefel, none", ("hetero", "stiefel", "none", "adamw")),
 )

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gnomon import report
-from gnomon.studies.judging import NOT, REPRODUCED
-from gnomon.studies.one_run import curve
-from gnomon.studies.study import Claim, Results, Study, Variant
-from gnomon.train import Recipe, preset, replace
+from gnomon.studies.results import Results, curve
+from gnomon.studies.scales import contestant, rates_for, sized
+from gnomon.studies.study import Claim, Finding, Study, Variant
+from gnomon.train import Recipe, replace
 
 ADAMW, MUON, OURS = "Pre-LN + AdamW", "Pre-LN + Muon", "sphere + Muon"
 BEST, ALL, SAME = f"{OURS}, clamp pi/4", f"{OURS}, all three", f"{MUON}, the other two"
@@ -63,22 +63,17 @@ THREE = ("clamp pi/4", "init / 2", "momentum 0.9")
 """The factors that helped most, together in `ALL`; and without the sphere's own in `SAME`, so that what helps Pre-LN as well is not
 counted for the sphere. Together they are no better than the clamp alone, which is therefore what is recommended."""
 
+SMOKE = ("Peri-LN + Muon", "sphere + AdamW", BEST, f"{BEST} in 40% of the tokens")
+
 SHORT = {f"{name} in {share:.0%} of the tokens": (name, share) for name in (BEST, ALL) for share in (0.4, 0.7)}
 
 
 def study(scale: str, changes: dict[str, Any]) -> Study:
     """Baselines, candidates, and the favourite in fewer tokens."""
-    grids = {
-        "tiny": {"adamw": (2e-3, 4e-3, 8e-3), "muon": (0.02, 0.04, 0.08)},
-        "small": {"adamw": (1e-3, 2e-3, 4e-3), "muon": (0.01, 0.02, 0.04)},
-        "paper": {"adamw": (6e-4,), "muon": (0.02,)},
-    }[scale]
-
     def variant(name: str, residual: str, assignment: str, change: Callable[[Recipe], dict[str, Any]] | None = None) -> Variant:
-        recipe = replace(_base(scale, residual, assignment), changes, shared=True)
+        recipe = replace(sized(scale, "gpt2-small", (residual, assignment), TINY, SMALL), changes, shared=True)
         recipe = replace(recipe, change(recipe)) if change else recipe
-        rates = grids["adamw" if assignment == "adamw" else "muon"]
-        return Variant(name, recipe, rates, None if name == MUON else MUON, "candidates")
+        return contestant(name, recipe, rates_for(scale, assignment), MUON, "candidates")
 
     variants = [variant(name, *which) for name, which in CANDIDATES.items()]
     variants += [variant(f"{OURS}, {name}", *CANDIDATES[OURS], change) for name, change in FACTORS.items()]
@@ -94,18 +89,12 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         scale=scale,
         variants=tuple(variants),
         claims=CLAIMS,
+        figures=figures,
     )
 
 
 def _together(names: Iterable[str]) -> Callable[[Recipe], dict[str, Any]]:
     return lambda base: {key: value for name in names for key, value in FACTORS[name](base).items()}
-
-
-def _base(scale: str, residual: str, assignment: str) -> Recipe:
-    if scale == "tiny":
-        return replace(preset("tiny", residual, assignment), TINY)
-    small = preset("gpt2-small", residual, assignment)
-    return replace(small, SMALL, shared=True) if scale == "small" else small
 
 
 def reach(results: Results, name: str, target: float) -> float:
@@ -156,13 +145,13 @@ def figures(page: report.Page, results: Results) -> None:
     page.section("Tokens to reach a baseline's final loss").table(rows, formats=formats)
 
 
-def _short(name: str, baseline: str):
+def _short(name: str, baseline: str) -> Callable[[Results], Finding]:
 
-    def judge(results: Results) -> tuple[str, str]:
+    def judge(results: Results) -> Finding:
         ours, theirs = results.mean(name), results.mean(baseline)
         crossed = share(results, BEST, baseline)
         said = f"{ours:.4f} against {theirs:.4f}; the whole run crosses that at {crossed:.0%} of the tokens"
-        return said, REPRODUCED if ours <= theirs else NOT
+        return Finding(said, ours <= theirs, [ours, theirs])
 
     return judge
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gnomon import report
-from gnomon.studies.judging import NOT, REPRODUCED, beats
-from gnomon.studies.one_run import curve
-from gnomon.studies.study import Claim, Results, Study, Variant
-from gnomon.train import Recipe, preset, replace
+from gnomon.studies.claims import beats
+from gnomon.studies.results import Results, curve
+from gnomon.studies.scales import contestant, sized
+from gnomon.studies.study import Claim, Finding, Study, Variant
+from gnomon.train import replace
 from gnomon.train.presets import BASELINE
 
 NAMES = {
@@ -41,6 +42,7 @@ BARE = "no head bias"
 """The group; and a part of its variants' names."""
 
 DEEP = ("Pre-LN", "Post-LN", "Keel", "sphere p=1")
+SMOKE = ("Peri-LN", "GeoNorm", "sphere p=1", "sphere p=1, 6 layers")
 
 # Narrow, because depth and the number of runs are what this study is about; 1/sqrt(64) is the init.
 TINY: dict[str, Any] = {
@@ -60,17 +62,17 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     the sensitivity to the rate is part of its result."""
     wide = {"tiny": (1e-3, 2e-3, 4e-3, 8e-3), "small": (1e-3, 2e-3, 4e-3), "paper": (6e-4,)}[scale]
     short = wide[1:] if scale == "tiny" else wide
-    base = _base(scale)
+    base = sized(scale, "gpt2-medium", BASELINE, TINY, SMALL)
 
     def variant(name: str, group: str, settings: dict[str, Any], rates: tuple[float, ...], baseline: str) -> Variant:
-        return Variant(name, replace(base, {**settings, **changes}, shared=True), rates, None if name == baseline else baseline, group)
+        return contestant(name, replace(replace(base, settings), changes, shared=True), rates, baseline, group)
 
     main = "twelve layers" if scale == "tiny" else ""
     variants = [variant(name, main, settings, wide, "Pre-LN") for name, settings in RESIDUALS.items()]
     if scale == "tiny":
         sphere = RESIDUALS["sphere p=1"]
         variants += [
-            variant(f"p=1, {name}", "decay and cap", {**sphere, **_options(options)}, short, "sphere p=1")
+            variant(f"p=1, {name}", "decay and cap", sphere | _options(options), short, "sphere p=1")
             for name, options in OPTIONS.items()
         ]
         for depth in (6, 24, 48):
@@ -79,7 +81,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
             if depth > 12:
                 chosen |= {name: RESIDUALS[name] for name in ("GeoNorm", CLAMPED)}
             variants += [
-                variant(f"{name}, {group}", group, {**settings, "model.layers": depth}, short, f"Pre-LN, {group}")
+                variant(f"{name}, {group}", group, settings | {"model.layers": depth}, short, f"Pre-LN, {group}")
                 for name, settings in chosen.items()
             ]
         bare = {"model.head_bias": False, "watch.probe_every": 10}
@@ -97,7 +99,8 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         title="How sublayers join the stream: fourteen residuals over learning rate and depth",
         scale=scale,
         variants=tuple(variants),
-        claims=CLAIMS if scale == "tiny" else CLAIMS[:4],
+        claims=CLAIMS,
+        figures=figures,
         widen=1,
         tuning=1.0 if scale == "tiny" else 0.5,
     )
@@ -107,14 +110,7 @@ def _options(values: dict[str, Any]) -> dict[str, Any]:
     return {f"model.residual_options.{key}": value for key, value in values.items()}
 
 
-def _base(scale: str) -> Recipe:
-    if scale == "tiny":
-        return replace(preset("tiny", *BASELINE), TINY)
-    medium = preset("gpt2-medium", *BASELINE)
-    return replace(medium, SMALL) if scale == "small" else medium
-
-
-def _converges(results: Results) -> tuple[str, str]:
+def _converges(results: Results) -> Finding:
     """Over every rate tried and every depth, and how the baseline fares on the same rates."""
     said, failed = [], False
     for start, name in (("sphere", "SpheretNorm"), ("Pre-LN", "Pre-LN")):
@@ -124,25 +120,29 @@ def _converges(results: Results) -> tuple[str, str]:
         lost = [f"{where} ({out.fate})" for where, out in runs if out.fate != "learned"]
         said.append(f"{name}: {len(lost)} of {len(runs)} runs" + (f": {', '.join(lost)}" if lost else ""))
         failed |= bool(lost) and start == "sphere"
-    return "stalled or diverged, of " + "; of ".join(said), NOT if failed else REPRODUCED
+    return Finding("stalled or diverged, of " + "; of ".join(said), not failed, [])
 
 
-def _best_p(results: Results) -> tuple[str, str]:
-    names = [name for name in RESIDUALS if name.startswith("sphere") and name != CLAMPED and name in results]
-    order = sorted(names, key=results.mean)
+FAMILY = tuple(name for name in RESIDUALS if name.startswith("sphere") and name != CLAMPED)
+
+
+def _best_p(results: Results) -> Finding:
+    """p = 1 has the lowest mean, and is told apart from the next."""
+    order = sorted((name for name in FAMILY if name in results), key=results.mean)
     said = ", ".join(f"{name.removeprefix('sphere ')} {results.mean(name):.4f}" for name in order)
     first = order[0] == "sphere p=1"
     found = results.against("sphere p=1", order[1] if first else order[0])
+    figures = [*map(results.mean, order), found.low]
     if found.word == "no difference seen":
-        return f"{said}; first two not told apart ({found.mean:+.4f})", NOT
-    return said, REPRODUCED if first else NOT
+        return Finding(f"{said}; p=1 and the best other not told apart ({found.mean:+.4f})", False, figures)
+    return Finding(said, first, figures)
 
 
-def _others_fail(results: Results) -> tuple[str, str]:
-    deep = [f"{name}, 48 layers" for name in DEEP if not name.startswith("sphere")]
+def _others_fail(results: Results) -> Finding:
+    deep = [f"{name}, 48 layers" for name in DEEP if not name.startswith("sphere") and f"{name}, 48 layers" in results]
     failed = [f"{n} ({results.fates(n, 'diverged')} diverged, {results.fates(n, 'stalled')} stalled)" for n in deep
               if results.fates(n, "diverged") + results.fates(n, "stalled")]  # fmt: skip
-    return ("failed at 48 layers: " + ", ".join(failed)) if failed else "all learned at 48 layers", REPRODUCED if failed else NOT
+    return Finding("failed at 48 layers: " + ", ".join(failed) if failed else "all learned at 48 layers", bool(failed), [])
 
 
 def kept(angles: Sequence[float]) -> float:
@@ -150,26 +150,28 @@ def kept(angles: Sequence[float]) -> float:
     return math.prod(math.cos(angle) for angle in angles)
 
 
-def _stall(results: Results) -> tuple[str, str]:
+def _stall(results: Results) -> Finding:
     """How far the sphere without a head bias turns at each rate, and where it learns little more than token frequencies."""
-    said, stalled = [], False
-    runs = results.tuned(f"p=1, {BARE}")
+    said, runs = [], results.tuned(f"p=1, {BARE}")
     for rate, outcome in runs.items():
-        probes = [record["angle"] for record in curve(outcome) if "angle" in record]
-        ratio, left = max(math.tan(max(angles)) for angles in probes), min(kept(angles) for angles in probes)
+        probes = [record["angle"] for record in curve(outcome) if record.get("angle")]
+        ratio = max((math.tan(max(angles)) for angles in probes), default=math.nan)
+        left = min(map(kept, probes), default=math.nan)
         said.append(f"lr {rate:g}: {outcome.value:.2f} ({outcome.fate}), ratio up to {ratio:.1f}, {left:.1e} of the input kept")
-        stalled |= outcome.value > min(out.value for out in runs.values()) + 0.5
-    return "; ".join(said), REPRODUCED if stalled else NOT
+    losses = [outcome.value for outcome in runs.values() if outcome.fate != "diverged"] or [math.nan]
+    return Finding("; ".join(said), max(losses) > min(losses) + 0.5, losses)
 
 
-def _cure(name: str) -> Callable[[Results], tuple[str, str]]:
+def _cure(name: str) -> Callable[[Results], Finding]:
 
-    def judge(results: Results) -> tuple[str, str]:
+    def judge(results: Results) -> Finding:
         runs = results.tuned(name)
         failed = [f"{rate:g} ({out.fate})" for rate, out in runs.items() if out.fate != "learned"]
         rates = ", ".join(f"{rate:g}" for rate in runs)
         said = f"loss {results.mean(name):.4f} against {results.mean(f'p=1, {BARE}'):.4f} without; rates {rates}: "
-        return said + (f"failed at {', '.join(failed)}" if failed else "all learned"), NOT if failed else REPRODUCED
+        # With one rate there was no high one to stall at.
+        figures = [0.0 if len(runs) > 1 else math.nan]
+        return Finding(said + (f"failed at {', '.join(failed)}" if failed else "all learned"), not failed, figures)
 
     return judge
 
@@ -182,8 +184,9 @@ def figures(page: report.Page, results: Results) -> None:
     runs += [(v, results.rate(v.name), out) for v in spheres for out in results.compared(v.name).values()]
     ends = [
         {"variant": v.name, "group": v.group or "all", "lr": rate, "loss": out.value,
-         "kept": kept(next(record["angle"] for record in reversed(curve(out)) if "angle" in record))}
+         "kept": kept(probes[-1])}
         for v, rate, out in runs if out.fate != "diverged"
+        if (probes := [record["angle"] for record in curve(out) if record.get("angle")])
     ]  # fmt: skip
     if ends:
         page.section("What is left of the input")
@@ -195,7 +198,7 @@ def figures(page: report.Page, results: Results) -> None:
         {"run": f"{v.name.removeprefix(f'p=1, {BARE}').lstrip(', ') or 'plain'}, lr {rate:g}", "step": record["step"],
          "turn": max(record["angle"]), "alike": record["stream_coherence"][-1]}
         for v in spheres if v.group == BARE
-        for rate, out in results.tuned(v.name).items() for record in curve(out) if "angle" in record
+        for rate, out in results.tuned(v.name).items() for record in curve(out) if record.get("angle")
     ]  # fmt: skip
     if steps:
         page.section("Without a head bias, at every rate")
@@ -207,16 +210,15 @@ def figures(page: report.Page, results: Results) -> None:
 
 
 CLAIMS = (
-    Claim("1-SpheretNorm beats Peri-LN", "perplexity 16.81 < 19.09 (24 layers)", lambda r: beats(r, "sphere p=1", "Peri-LN"),
-          ("sphere p=1", "Peri-LN")),
-    Claim("1-SpheretNorm beats GeoNorm", "best p is 1", lambda r: beats(r, "sphere p=1", "GeoNorm"), ("sphere p=1", "GeoNorm")),
-    Claim("p = 1 is the best of the family", "p = 1", _best_p, ("sphere p=1", "sphere p=2")),
-    Claim("GeoNorm beats Pre-LN", "1.8792 < 1.9032 (Arxiv, 125M)", lambda r: beats(r, "GeoNorm", "Pre-LN"), ("GeoNorm", "Pre-LN")),
-    Claim("1-SpheretNorm beats Pre-LN at 48 layers", "Pre-LN diverged (OpenWebText, medium)",
-          lambda r: beats(r, "sphere p=1, 48 layers", "Pre-LN, 48 layers"), ("sphere p=1, 48 layers", "Pre-LN, 48 layers")),
+    beats("1-SpheretNorm beats Peri-LN", "perplexity 16.81 < 19.09 (24 layers)", "sphere p=1", "Peri-LN"),
+    beats("1-SpheretNorm beats GeoNorm", "best p is 1", "sphere p=1", "GeoNorm"),
+    Claim("p = 1 is the best of the family", "p = 1", _best_p, ("sphere p=1", "sphere p=2"),
+          tuple(("sphere p=1", name) for name in FAMILY if name != "sphere p=1")),
+    beats("GeoNorm beats Pre-LN", "1.8792 < 1.9032 (Arxiv, 125M)", "GeoNorm", "Pre-LN"),
+    beats("1-SpheretNorm beats Pre-LN at 48 layers", "Pre-LN diverged (OpenWebText, medium)",
+          "sphere p=1, 48 layers", "Pre-LN, 48 layers"),
     Claim("deep baselines stall or diverge", "Pre-LN and Keel diverged", _others_fail, ("Pre-LN, 48 layers",)),
-    *(Claim(f"{name} beats Pre-LN at 48 layers", "our question",
-            lambda r, name=name: beats(r, f"{name}, 48 layers", "Pre-LN, 48 layers"), (f"{name}, 48 layers", "Pre-LN, 48 layers"))
+    *(beats(f"{name} beats Pre-LN at 48 layers", "our question", f"{name}, 48 layers", "Pre-LN, 48 layers")
       for name in ("GeoNorm", CLAMPED)),
     Claim("every SpheretNorm converges", "always", _converges, ("sphere p=1",)),
     Claim("without a head bias the sphere stalls at a high rate", "our prototype, lr 1e-2: 3.35", _stall, (f"p=1, {BARE}",)),

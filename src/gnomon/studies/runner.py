@@ -20,15 +20,16 @@ from pathlib import Path
 from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.progress import Progress
-from gnomon.studies import one_run
-from gnomon.studies.study import Job, Outcome, Results, Study, plan, wanted
+from gnomon.studies import planned_run
+from gnomon.studies.results import Results
+from gnomon.studies.study import Outcome, PlannedRun, Study, plan, wanted
 
 
 def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> Results:
     """Run everything the study wants and has not, in `folder`.
 
     Args:
-        jobs: runs at a time; each gets an equal share of the cores.
+        jobs: runs at a time; each gets an equal share of the cores, or the threads that OMP_NUM_THREADS says.
         processes: of each language model's run, one a device, by torchrun.
 
     Raises:
@@ -37,22 +38,22 @@ def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> 
     """
     folder = Path(folder)
     started = time.monotonic()
-    measured: dict[Job, Outcome] = {}
+    measured: dict[PlannedRun, Outcome] = {}
     fresh: list[Outcome] = []
-    total = sum(_cost(job) for job in plan(study))
+    total = sum(_tokens(one) for one in plan(study))
     try:
         with Progress(study.name, total, "tok") as bar, _workers(jobs, folder) as pool:
-            running: dict[Future[Outcome], Job] = {}
+            running: dict[Future[Outcome], PlannedRun] = {}
             while True:
-                for job in _todo(study, folder, measured, set(running.values())):
-                    running[pool.submit(one_run.perform, job, folder, processes)] = job
+                for one in _todo(study, folder, measured, set(running.values())):
+                    running[pool.submit(planned_run.perform, one, folder, processes)] = one
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    job = running.pop(future)
-                    measured[job] = _result(future, job, running)
-                    fresh.append(measured[job])
-                    bar.advance(_cost(job), f"{job.variant}, lr {job.rate:g}, seed {job.seed}: {_say(measured[job])}")
+                    one = running.pop(future)
+                    measured[one] = _result(future, one, running)
+                    fresh.append(measured[one])
+                    bar.advance(_tokens(one), f"{one}: {_say(measured[one])}")
     finally:
         # A session that was interrupted has its finished runs and its time as well.
         inside, busy = sum(outcome.seconds for outcome in fresh), min(jobs, max(len(fresh), 1))
@@ -60,36 +61,36 @@ def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> 
     return Results(study, measured)
 
 
-def _todo(study: Study, folder: Path, measured: dict[Job, Outcome], running: set[Job]) -> list[Job]:
+def _todo(study: Study, folder: Path, measured: dict[PlannedRun, Outcome], running: set[PlannedRun]) -> list[PlannedRun]:
     """Runs that may start now; those found done are put into `measured`, which may bring up more."""
     while True:
         missing = [j for v in study.variants for j in wanted(study, v, measured) if j not in measured and j not in running]
-        found = {job: outcome for job in missing if (outcome := one_run.known(job, folder)) is not None}
+        found = {one: outcome for one in missing if (outcome := planned_run.known(one, folder)) is not None}
         measured.update(found)
         if not found:
             return missing
 
 
-def _cost(job: Job) -> float:
+def _tokens(run: PlannedRun) -> float:
     """Tokens (or images) of a run, for the progress line."""
-    return job.recipe.steps * job.recipe.tokens_per_step
+    return run.recipe.steps * run.recipe.tokens_per_step
 
 
 def _say(outcome: Outcome) -> str:
     return f"{outcome.value:.4f}" if outcome.fate == "learned" else outcome.fate
 
 
-def _result(future: Future[Outcome], job: Job, others: dict[Future[Outcome], Job]) -> Outcome:
+def _result(future: Future[Outcome], run: PlannedRun, others: dict[Future[Outcome], PlannedRun]) -> Outcome:
     try:
         return future.result()
-    except one_run.Stopped:
+    except planned_run.Stopped:
         raise KeyboardInterrupt from None
     except BrokenProcessPool as error:
         for other in others:
             other.cancel()
         raise UserError(
-            f"the process of a run ended without a word, likely killed for memory ({job.variant}, lr {job.rate:g}, seed "
-            f"{job.seed}). Finished runs are kept; the same command goes on. Fewer --jobs need less memory."
+            f"the process of a run ended without a word, likely killed for memory ({run}). "
+            "Finished runs are kept; the same command goes on. Fewer --jobs need less memory."
         ) from error
 
 
@@ -108,7 +109,7 @@ def _workers(jobs: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
     if jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {jobs}")
     folder.mkdir(parents=True, exist_ok=True)
-    threads = max((os.cpu_count() or 1) // jobs, 1)
+    threads = threads_each(jobs)
     # OpenMP reads its count when it is loaded, so a worker must be born with it.
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -120,6 +121,16 @@ def _workers(jobs: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
         os.environ.pop("OMP_NUM_THREADS")
         if before is not None:
             os.environ["OMP_NUM_THREADS"] = before
+
+
+def threads_each(jobs: int) -> int:
+    """Threads of each of so many workers: what OMP_NUM_THREADS says, else an equal share of the cores this process may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    # Of a container or `taskset`, not all that the machine has; macOS does not tell.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores // jobs, 1)
 
 
 def _begin(threads: int, log: str) -> None:

@@ -8,14 +8,12 @@ never use; a best rate at the edge of its grid moves the edge, because a grid th
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from gnomon.studies import verdict
-from gnomon.studies.verdict import Verdict
+from gnomon.errors import UserError, check_name
 
 TUNING_SEED = 1000
 
@@ -39,21 +37,47 @@ class Variant:
     group: str = ""
 
 
+class Finding(NamedTuple):
+    """What the runs say to a claim: in words, whether it holds, and the figures that this rests on."""
+
+    said: str
+    holds: bool
+    figures: Sequence[float]
+
+
 @dataclass(frozen=True)
 class Claim:
-    """Something a paper says, and how to judge it: `judge(results)` returns our finding and a verdict, one of "reproduced",
-    "not reproduced", "not testable at this scale". It is asked only where all variants it `needs` were run."""
+    """Something a paper says.
+
+    Args:
+        text, paper: the claim, and the paper's number.
+        judge: what our runs say to it, given the `Results`. It is asked only where all variants it `needs` were run.
+        needs: names of variants.
+        pairs: comparisons (one variant, another) that `judge` asks `Results.against` for. They are declared, because the
+            more a study compares, the more each comparison has to show.
+    """
 
     text: str
     paper: str
-    judge: Callable[[Results], tuple[str, str]]
+    judge: Callable[[Any], Finding]
     needs: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Study:
-    """Variants, seeds and claims. `tuning` is the share of a run's steps that tuning runs take; `widen` how often a grid may
-    grow."""
+    """Variants, seeds and claims.
+
+    Args:
+        name: also of the folder `gnomon study` makes.
+        scale: as shown; a study of your own may say anything.
+        tuning: share of a run's steps that tuning runs take.
+        widen: how often a grid may grow.
+        notes: Markdown for the end of the page.
+        command: what repeats it, as shown; none for a study of your own.
+        left_out: variants that were not asked for, of which claims say "not run".
+        figures: adds the study's own pictures to a `Page`, given that and the `Results`.
+    """
 
     name: str
     title: str
@@ -64,16 +88,50 @@ class Study:
     widen: int = 2
     claims: tuple[Claim, ...] = ()
     notes: str = ""
+    command: str = ""
+    left_out: tuple[str, ...] = ()
+    figures: Callable[[Any, Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        names = [variant.name for variant in self.variants]
+        for variant in self.variants:
+            if variant.baseline is not None:
+                check_name(f"baseline of {variant.name!r},", variant.baseline, names)
+            if not variant.rates:
+                raise UserError(f"variant {variant.name!r} has no learning rate: give rates=(…,)")
+        if len({slug(name) for name in names}) < max(len(names), 1) or not self.seeds:
+            raise UserError(f"a study needs variants whose names (as folders) differ, and seeds; got {names} and {self.seeds}")
+
+    def only(self, names: Iterable[str]) -> Study:
+        """The variants of these names, and the baselines they need."""
+        kept, more = set[str](), set(names)
+        while more - kept:
+            kept |= more
+            more = {variant.baseline for variant in self.variants if variant.name in kept and variant.baseline is not None}
+        variants = tuple(variant for variant in self.variants if variant.name in kept)
+        gone = tuple(variant.name for variant in self.variants if variant.name not in kept)
+        return replace(self, variants=variants, left_out=self.left_out + gone)
+
+    @property
+    def comparisons(self) -> list[tuple[str, str]]:
+        """Every comparison the study makes, once: of each variant with its baseline, and those of its claims."""
+        names = {variant.name for variant in self.variants}
+        pairs = [(variant.name, variant.baseline) for variant in self.variants if variant.baseline is not None]
+        pairs += [pair for claim in self.claims for pair in claim.pairs]
+        return [pair for pair in dict.fromkeys(pairs) if names.issuperset(pair)]
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedRun:
     """One run of a study."""
 
     variant: str
     rate: float
     seed: int
     recipe: Any = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.variant}, lr {self.rate:g}, seed {self.seed}"
 
     @property
     def tuning(self) -> bool:
@@ -99,25 +157,25 @@ class Outcome:
         return math.inf if self.fate == "diverged" else self.value
 
 
-Measured = Mapping[Job, Outcome]
+Measured = Mapping[PlannedRun, Outcome]
 
 
-def wanted(study: Study, variant: Variant, measured: Measured) -> list[Job]:
+def wanted(study: Study, variant: Variant, measured: Measured) -> list[PlannedRun]:
     """The runs of a variant as far as they can be known from what is measured: its tuning, then its compared seeds."""
-    tuning = [_job(variant, rate, TUNING_SEED, study.tuning) for rate in rates(study, variant, measured)]
+    tuning = [_run(variant, rate, TUNING_SEED, study.tuning) for rate in rates(study, variant, measured)]
     if len(tuning) < 2:
         tuning = []
-    elif not all(job in measured for job in tuning):
+    elif not all(run in measured for run in tuning):
         return tuning
     best = best_rate(study, variant, measured)
-    return tuning + [_job(variant, best, seed, 1.0) for seed in study.seeds]
+    return tuning + [_run(variant, best, seed, 1.0) for seed in study.seeds]
 
 
 def rates(study: Study, variant: Variant, measured: Measured) -> list[float]:
     """The grid, widened by its own step (at most `study.widen` times) while the best rate lies at an edge."""
     grid = list(variant.rates)
     for _ in range(study.widen if len(grid) > 1 else 0):
-        scores = {r: measured[j].score for r in grid if (j := _job(variant, r, TUNING_SEED, study.tuning)) in measured}
+        scores = {r: measured[run].score for r in grid if (run := _run(variant, r, TUNING_SEED, study.tuning)) in measured}
         if len(scores) < len(grid):
             break
         best = min(grid, key=lambda r: scores[r])
@@ -135,7 +193,7 @@ def best_rate(study: Study, variant: Variant, measured: Measured) -> float:
     grid = rates(study, variant, measured)
     if len(grid) == 1:
         return grid[0]
-    return min(grid, key=lambda rate: measured[_job(variant, rate, TUNING_SEED, study.tuning)].score)
+    return min(grid, key=lambda rate: measured[_run(variant, rate, TUNING_SEED, study.tuning)].score)
 
 
 def at_edge(study: Study, variant: Variant, measured: Measured) -> bool:
@@ -144,101 +202,21 @@ def at_edge(study: Study, variant: Variant, measured: Measured) -> bool:
     return len(grid) > 1 and best_rate(study, variant, measured) in (grid[0], grid[-1])
 
 
-def plan(study: Study) -> Iterator[Job]:
+def plan(study: Study) -> Iterator[PlannedRun]:
     """All runs before anything is known: every rate of every grid, and the compared seeds at the first guess."""
     for variant in study.variants:
         if len(variant.rates) > 1:
-            yield from (_job(variant, rate, TUNING_SEED, study.tuning) for rate in variant.rates)
+            yield from (_run(variant, rate, TUNING_SEED, study.tuning) for rate in variant.rates)
         middle = variant.rates[len(variant.rates) // 2]
-        yield from (_job(variant, middle, seed, 1.0) for seed in study.seeds)
+        yield from (_run(variant, middle, seed, 1.0) for seed in study.seeds)
 
 
-def _job(variant: Variant, rate: float, seed: int, share: float) -> Job:
+def _run(variant: Variant, rate: float, seed: int, share: float) -> PlannedRun:
     rate = float(f"{rate:.3g}")
     recipe = variant.recipe.at(rate, seed)
-    return Job(variant.name, rate, seed, replace(recipe, steps=max(int(recipe.steps * share), 1)))
+    return PlannedRun(variant.name, rate, seed, replace(recipe, steps=max(int(recipe.steps * share), 1)))
 
 
 def slug(name: str) -> str:
     """A variant's name as a folder."""
     return "".join(c if c.isalnum() or c in ".=-" else "-" for c in name).strip("-").lower()
-
-
-class Results:
-    """What a study measured, asked by variant name."""
-
-    def __init__(self, study: Study, measured: Measured):
-        self.study, self.measured = study, measured
-        self._variants = {variant.name: variant for variant in study.variants}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._variants
-
-    def recipe(self, name: str) -> Any:
-        """What the variant runs, at its first guess of a rate."""
-        return self._variants[name].recipe
-
-    def rate(self, name: str) -> float:
-        """The tuned learning rate."""
-        return best_rate(self.study, self._variants[name], self.measured)
-
-    def compared(self, name: str) -> dict[int, Outcome]:
-        """Seed -> outcome of the compared runs."""
-        found = {job.seed: outcome for job, outcome in self.measured.items() if job.variant == name and not job.tuning}
-        return {seed: found[seed] for seed in self.study.seeds if seed in found}
-
-    def tuned(self, name: str) -> dict[float, Outcome]:
-        """Rate -> outcome of the tuning runs."""
-        found = {job.rate: outcome for job, outcome in self.measured.items() if job.variant == name and job.tuning}
-        return dict(sorted(found.items()))
-
-    def values(self, name: str) -> dict[int, float]:
-        """Seed -> final value of the compared runs that did not diverge."""
-        return {seed: out.value for seed, out in self.compared(name).items() if out.fate != "diverged"}
-
-    def mean(self, name: str) -> float:
-        """Mean final value over seeds; NaN when all diverged."""
-        return statistics.fmean(found) if (found := list(self.values(name).values())) else math.nan
-
-    def fates(self, name: str, fate: str) -> int:
-        """How many compared runs met that fate."""
-        return sum(outcome.fate == fate for outcome in self.compared(name).values())
-
-    def against(self, name: str, baseline: str) -> Verdict:
-        return verdict.compare(self.values(name), self.values(baseline))
-
-    def row(self, name: str) -> dict[str, Any]:
-        """The variant's line in the table."""
-        variant, values = self._variants[name], list(self.values(name).values())
-        row: dict[str, Any] = {
-            "variant": name,
-            "lr": self.rate(name),
-            "edge": at_edge(self.study, variant, self.measured),
-            "seeds": len(self.compared(name)),
-            "mean": self.mean(name),
-            "sd": verdict.spread(values),
-            "diverged": self.fates(name, "diverged"),
-            "stalled": self.fates(name, "stalled"),
-            "baseline": variant.baseline,
-            "difference": None,
-            "low": None,
-            "high": None,
-            "verdict": "baseline" if variant.baseline is None else None,
-        }
-        if variant.baseline is not None and variant.baseline in self._variants:
-            found = self.against(name, variant.baseline)
-            row |= {"difference": found.mean, "low": found.low, "high": found.high, "verdict": found.word}
-        return row
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [self.row(variant.name) for variant in self.study.variants]
-
-    def claims(self) -> list[dict[str, str]]:
-        """One row for each claim: claim, paper's number, ours, seeds, verdict."""
-        found = []
-        for claim in self.study.claims:
-            there = all(name in self and self.compared(name) for name in claim.needs)
-            ours, word = claim.judge(self) if there else ("not run", "not testable at this scale")
-            found.append({"claim": claim.text, "paper": claim.paper, "ours": ours, "seeds": str(len(self.study.seeds)),
-                          "verdict": word})  # fmt: skip
-        return found

@@ -16,31 +16,35 @@ from gnomon.errors import UserError
 from gnomon.files import atomic, read_json
 from gnomon.progress import duration
 from gnomon.studies import verdict
-from gnomon.studies.one_run import curve, mechanism_of
-from gnomon.studies.study import Results
+from gnomon.studies.results import Results, after_training, curve
+from gnomon.studies.study import Study
 
-COLUMNS = {
-    "variant": "variant", "lr": "tuned lr", "seeds": "seeds", "mean": "final loss (nats)", "sd": "sd over seeds",
-    "difference": "against baseline", "interval": "95% interval", "verdict": "verdict", "diverged": "diverged",
-    "stalled": "stalled",
+# How the main table is shown: keywords for `report.show`.
+SHOWN: dict[str, Any] = {
+    "columns": {
+        "variant": "variant", "lr": "tuned lr", "seeds": "seeds", "mean": "final loss (nats)", "sd": "sd over seeds",
+        "difference": "against baseline", "interval": "95% t interval", "p": "p (Holm)", "verdict": "verdict",
+        "diverged": "diverged", "stalled": "stalled",
+    },
+    "formats": {"mean": ".4f", "sd": ".4f", "difference": "+.4f", "lr": "g", "p": ".2g"},
 }  # fmt: skip
-FORMATS: dict[str, Any] = {"mean": ".4f", "sd": ".4f", "difference": "+.4f", "lr": "g"}
-CLAIMS = {"claim": "claim", "paper": "paper", "ours": "ours", "seeds": "seeds", "verdict": "verdict"}
 
 RULES = f"""
 **Tuned.** Every variant had its learning rate searched on seed 1000, which no comparison uses. When the best rate lay at the
 edge of the grid the grid was widened; a rate that still lies there is marked with `*`.
 
-**Compared.** Differences are paired by seed. The interval is the percentile bootstrap of their mean; with three seeds it is
-nearly the range of the three differences. "Better" or "worse" needs an interval on one side of zero and a mean difference
-above {verdict.NOISE} nats; else "no difference seen".
+**Compared.** Differences are paired by seed. The interval is Student's t of their mean, for one comparison alone. "Better" or
+"worse" is called where the p of the same test, corrected by Holm for every comparison of the study, is below {verdict.LEVEL:g}
+*and* the mean difference is above {verdict.NOISE} nats; else "no difference seen", which is no proof of equality. In a study
+where nothing differs, the rule calls a difference in at most {verdict.LEVEL:.0%} of studies ({verdict.FALSE_CALLS:.1%} of
+simulated ones: 20 variants against one baseline, three seeds, standard deviation 0.03).
 
 **Diverged**: stopped by a number that is not finite, or ended {verdict.SPIKE} nats above its own best. **Stalled**: ended within
 {verdict.STALL} nats of the entropy of single tokens, or above it. Diverged runs are counted and leave the mean.
 """
 
 
-def write(results: Results, folder: str | Path, extra: Callable[[report.Page, Results], None] | None = None) -> Path:
+def write(results: Results, folder: str | Path) -> Path:
     """Write all three beside the runs; returns the page."""
     folder = Path(folder)
     study = results.study
@@ -48,28 +52,32 @@ def write(results: Results, folder: str | Path, extra: Callable[[report.Page, Re
     report.csv(folder / "results.csv", results.rows())
     with atomic(folder / "results.md", "w") as file:
         file.write(markdown(results, folder))
-    page = report.Page(study.title, f"gnomon study {study.name} --scale {study.scale}")
-    page.text(cost(folder))
-    page.table(rows, COLUMNS, formats=FORMATS)
+    page = report.Page(study.title, study.command)
+    page.text(_account(folder))
+    page.table(rows, **SHOWN)
     if claims:
-        page.section("Claims").table(claims, CLAIMS)
+        page.section("Claims").table(claims)
     _intervals(page, results)
     for group in dict.fromkeys(variant.group for variant in study.variants):
         _group(page, results, group)
-    if extra is not None:
-        extra(page, results)
-    page.section("Rules").text(RULES).text(study.notes or "")
+    if study.figures is not None:
+        study.figures(page, results)
+    page.section("Rules").text(f"{RULES}\n\n{_counted(study)}\n\n{study.notes}")
     return page.write(folder / "report.html")
 
 
 def markdown(results: Results, folder: Path) -> str:
     """Tables for the documentation."""
     study = results.study
-    text = [f"# {study.title}", f"`gnomon study {study.name} --scale {study.scale}`. {cost(folder)}"]
-    text.append(report.markdown(table(results), COLUMNS, formats=FORMATS))
+    text = [f"# {study.title}", f"`{study.command}`. " * bool(study.command) + _account(folder)]
+    text.append(report.markdown(table(results), **SHOWN))
     if claims := results.claims():
-        text.append(report.markdown(claims, CLAIMS))
-    return "\n\n".join([*text, RULES.strip(), study.notes.strip()]).strip() + "\n"
+        text.append(report.markdown(claims))
+    return "\n\n".join([*text, RULES.strip(), _counted(study), study.notes.strip()]).strip() + "\n"
+
+
+def _counted(study: Study) -> str:
+    return f"Comparisons of this study: {len(study.comparisons)}; seeds: {len(study.seeds)}."
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -79,13 +87,14 @@ def table(results: Results) -> list[dict[str, Any]]:
             "lr": f"{row['lr']:g}" + "*" * row["edge"],
             "interval": f"[{row['low']:+.4f}, {row['high']:+.4f}]" if _finite(row["low"]) else "",
             "difference": row["difference"] if _finite(row["difference"]) else None,
+            "p": row["p"] if _finite(row["p"]) else None,
             "verdict": "baseline" if row["verdict"] == "baseline" else f"{row['verdict']} ({row['baseline']})",
         }
         for row in results.rows()
     ]  # fmt: skip
 
 
-def cost(folder: Path) -> str:
+def _account(folder: Path) -> str:
     """One line on what the study took."""
     file = folder / "study.json"
     if not file.exists():
@@ -165,7 +174,7 @@ def _depth(page: report.Page, results: Results, names: list[str], where: str) ->
         rows = []
         for name in names:
             alive = [out for out in results.compared(name).values() if out.fate != "diverged"]
-            found = [at for out in alive if (at := mechanism_of(out).get(key) or _last(curve(out), key))]
+            found = [at for out in alive if (at := after_training(out).get(key) or _last(curve(out), key))]
             rows += [{"variant": name, "depth": i, key: statistics.fmean(at)} for i, at in enumerate(zip(*found))]
         if rows:
             wide = key in ("gradient_norm", "stream_norm") and min(row[key] for row in rows) > 0

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from gnomon.progress import duration, quantity
 from gnomon.studies.study import Study, plan
 from gnomon.train.recipe import Recipe
 
-COLUMNS = {
-    "variant": "variant", "runs": "runs", "parameters": "parameters", "tokens": "tokens", "flops": "operations",
-    "memory": "memory of a process", "here": "time on this machine", "there": "time on an H100",
+# How the rows are shown: keywords for `report.show`.
+SHOWN: dict[str, Any] = {
+    "columns": {
+        "variant": "variant", "runs": "runs", "parameters": "parameters", "tokens": "tokens", "flops": "operations",
+        "memory": "memory of a process", "here": "time on this machine", "there": "time on an H100",
+    },
+    "formats": {
+        "parameters": quantity, "tokens": quantity, "flops": quantity, "here": duration, "there": duration,
+        "memory": lambda value: quantity(value, "B"),
+    },
 }  # fmt: skip
-FORMATS: Mapping[str, Any] = {"parameters": quantity, "tokens": quantity, "flops": quantity, "here": duration,
-                              "there": duration, "memory": lambda value: quantity(value, "B")}  # fmt: skip
 
 
 def rows(study: Study, processes: int) -> list[dict[str, Any]]:
-    """One row a variant and one for all; columns as `COLUMNS`. Times are one run after the other."""
+    """One row a variant and one for all; columns as in `SHOWN`. Times are one run after the other."""
     found = []
     for variant in study.variants:
         steps = [job.recipe.steps for job in plan(study) if job.variant == variant.name]
