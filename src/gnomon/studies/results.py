@@ -8,7 +8,7 @@ import statistics
 from typing import Any
 
 from gnomon.errors import UserError
-from gnomon.files import read_json
+from gnomon.files import read_json, restored
 from gnomon.run_folder import read_metrics
 from gnomon.studies import verdict
 from gnomon.studies.study import Claim, Measured, Outcome, Study, at_edge, best_rate
@@ -136,4 +136,4 @@ def curve(outcome: Outcome) -> list[dict[str, Any]]:
 def after_training(outcome: Outcome) -> dict[str, Any]:
     """What was measured on the trained model (`mechanism.json`); {} where nothing was."""
     file = outcome.folder / "mechanism.json"
-    return read_json(file) if file.exists() else {}
+    return restored(read_json(file)) if file.exists() else {}
