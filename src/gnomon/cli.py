@@ -248,6 +248,7 @@ def data(
     shard_tokens: int = 100_000_000,
     limit: int | None = None,
     workers: int = 1,
+    skip_bad: Annotated[bool, FlagCreatePairsOff] = False,
 ) -> None:
     """Turn text into token files; the same command continues after an interruption.
 
@@ -261,6 +262,7 @@ def data(
         shard_tokens: tokens a file.
         limit: stop after this many tokens.
         workers: processes that tokenise; the files do not depend on it.
+        skip_bad: leave out rows without a text and count them; else the first ends the job.
     """
     from gnomon.data import prepare
 
@@ -273,6 +275,7 @@ def data(
         shard_tokens=shard_tokens,
         limit=limit,
         workers=workers,
+        skip_bad=skip_bad,
     )
 
 

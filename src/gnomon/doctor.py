@@ -6,19 +6,12 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 
 import torch
 
 import gnomon
-
-EXTRAS = {
-    "report": ("altair", "vl_convert", "jinja2"),
-    "data": ("tokenizers", "datasets", "pyarrow"),
-    "hf": ("transformers", "huggingface_hub"),
-    "gguf": ("gguf",),
-    "eval": ("lm_eval",),
-}
 
 
 def findings() -> list[dict[str, str]]:
@@ -37,11 +30,32 @@ def findings() -> list[dict[str, str]]:
         _compiler(),
         ("free disk here", f"{shutil.disk_usage('.').free / 1e9:.1f} GB", "checkpoints take about 12 bytes a weight"),
     ]
-    for extra, modules in EXTRAS.items():
-        missing = [m for m in modules if importlib.util.find_spec(m) is None]
+    return [dict(zip(("what", "found", "means"), row)) for row in (*rows, *_extras())]
+
+
+def _extras() -> list[tuple[str, str, str]]:
+    """One row for each extra that the installed package declares."""
+    try:
+        requirements = importlib.metadata.requires("gnomon") or []
+    except importlib.metadata.PackageNotFoundError:
+        return [("extras", "unknown: this gnomon is a folder, not an installed package", "pip install -e FOLDER")]
+    extras: dict[str, list[str]] = {}
+    for requirement in requirements:
+        if found := re.match(r"([\w.-]+)[^;]*;.*\bextra == ['\"]([\w-]+)['\"]", requirement):
+            extras.setdefault(found[2], []).append(found[1])
+    rows = []
+    for extra, packages in sorted(extras.items()):
+        missing = [package for package in packages if not _is_installed(package)]
         rows.append((f"extra {extra}", "missing: " + ", ".join(missing) if missing else "installed",
                      f'pip install "gnomon[{extra}]"' if missing else ""))  # fmt: skip
-    return [dict(zip(("what", "found", "means"), row)) for row in rows]
+    return rows
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def _device() -> tuple[str, str, str]:

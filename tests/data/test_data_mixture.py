@@ -127,6 +127,8 @@ def test_a_path_that_exists_is_a_path(tmp_path, monkeypatch):
 
 def test_what_cannot_be_mixed_is_explained(tmp_path):
     assert parse_mixture("out/a + b") == [] and parse_mixture("2*x") == [(2.0, "x")]
+    assert parse_mixture("0.7*a+0.3*b") == parse_mixture(" .7 * a  +  .3*b ") == [(0.7, "a"), (0.3, "b")]
+    assert parse_mixture("1*c++/x + 2*d+e") == [(1.0, "c++/x"), (2.0, "d+e")] and parse_mixture("c++/x+y") == []
     with pytest.raises(UserError, match="half a mixture"):
         open_tokens("0.5*jargon + jargon")
     with pytest.raises(UserError, match="nowhere"):

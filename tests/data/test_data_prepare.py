@@ -9,6 +9,8 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,7 +93,7 @@ def test_several_sources_are_one_stream(tmp_path):
 def test_the_progress_runs_through_all_files(tmp_path):
     for number in range(3):
         jsonl(tmp_path / f"{number}.jsonl", DOCUMENTS * (1 + 100 * number))
-    source = LocalFiles(find(tmp_path), "text", 0)
+    source = LocalFiles(find(tmp_path)[0], "text", 0)
     positions = [piece.position for piece in source.pieces("train")]
     assert positions == sorted(positions) and positions[-1] == source.total("train")
     assert len(set(positions)) > 100
@@ -107,6 +109,141 @@ def test_a_text_file_is_kept_to_the_byte_and_long_ones_are_cut_safely(tmp_path, 
     assert "about 130k tokens" in said and "no validation shard" in said
     train, val = open_train_val(tmp_path / "out", fraction=0.1)
     assert len(val) == round(0.1 * (len(train) + len(val)))
+
+
+def test_only_a_line_of_its_own_separates_documents(tmp_path, capsys):
+    """One line break on either side belongs to the separator; every other character is kept."""
+    (tmp_path / "a.txt").write_bytes(
+        b"<|endoftext|>\nA mark <|endoftext|> inside.\n\n<|endoftext|>\r\n\n  second\n\n\n<|endoftext|>\n"
+        b"<|endoftext|>\nlast\n<|endoftext|> not alone\n <|endoftext|>\r\n<|endoftext|>\n"
+    )
+    prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer="byte", val_fraction=0)
+    documents = ["A mark <|endoftext|> inside.\n", "\n  second\n\n", "last\n<|endoftext|> not alone\n <|endoftext|>"]
+    assert open_tokens(tmp_path / "out")[:].tolist() == expected(documents)
+    assert "left out: 1 empty documents\n" in capsys.readouterr().err
+    long = "word " * 60_000 + "\n"
+    (tmp_path / "b.txt").write_text(f"{long}\n<|endoftext|>\n{long}")
+    prepare(tmp_path / "b.txt", tmp_path / "long", tokenizer="byte", val_fraction=0)
+    assert open_tokens(tmp_path / "long")[:].tolist() == expected([long, long])
+    assert "left out" not in capsys.readouterr().err
+
+
+BAD_ROWS = [b'{"text": null}', b'{"body": "x"}', b"oops", b'{"text": "caf\xe9"}', b'{"text": 7}', b'["text"]']
+
+
+def test_bad_rows_are_left_out_and_counted_if_asked(tmp_path, capsys):
+    good = jsonl(tmp_path / "a.jsonl").read_bytes().splitlines()
+    rows = [*BAD_ROWS[:3], *good[:20], b'{"text": ""}', *BAD_ROWS[3:], *good[20:]]
+    source = tmp_path / "b.jsonl"
+    source.write_bytes(b"\n".join(rows) + b"\n")
+    with pytest.raises(UserError, match="line 1: the field 'text' holds None, not a text.*--skip-bad leaves such rows out"):
+        prepare(source, tmp_path / "out", tokenizer="byte")
+    shutil.rmtree(tmp_path / "out")
+    kwargs = dict(tokenizer="byte", val_fraction=0.1, shard_tokens=300)
+    prepare(source, tmp_path / "out", skip_bad=True, **kwargs)
+    assert f"left out: 1 empty documents; 6 bad rows (the first: {source}, line 1: the field" in capsys.readouterr().err
+    prepare(tmp_path / "a.jsonl", tmp_path / "good", **kwargs)
+    for name in ("val_000000.bin", "train_000001.bin", "train_000002.bin"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "good" / name).read_bytes()
+    with pytest.raises(UserError, match="skip_bad was True and is now None"):
+        prepare(source, tmp_path / "out", **kwargs)
+    source.write_bytes(b"\n".join(BAD_ROWS))
+    with pytest.raises(UserError, match="holds no text.*6 bad rows .the first.*holds None"):
+        prepare(source, tmp_path / "none", skip_bad=True, tokenizer="byte")
+    parquet(tmp_path / "a.parquet", ["x", None, "y"])
+    prepare(tmp_path / "a.parquet", tmp_path / "p", tokenizer="byte", val_fraction=0, skip_bad=True)
+    assert open_tokens(tmp_path / "p")[:].tolist() == expected(["x", "y"])
+
+
+def test_files_of_other_kinds_are_counted(tmp_path, capsys):
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    for name in ("a.txt", "b.md", "sub/c.md", "sub/d.csv", "sub/README", ".hidden"):
+        (tmp_path / "in" / name).write_text("text")
+    os.mkfifo(tmp_path / "in" / "pipe.txt")
+    (tmp_path / "in" / "gone.txt").symlink_to("nowhere")
+    for number, source in enumerate([tmp_path / "in", str(tmp_path / "in/**/*"), [tmp_path / "in"]]):
+        prepare(source, tmp_path / f"out{number}", tokenizer="byte", val_fraction=0)
+        said = capsys.readouterr().err
+        assert "left out: 6 files of other kinds (2 .md, 2 pipe or broken link, " in said and "1 .csv" in said and "1 README" in said
+        assert open_tokens(tmp_path / f"out{number}")[:].tolist() == expected(["text"])
+    (tmp_path / "in" / "a.txt").unlink()
+    with pytest.raises(UserError, match=r"holds no \.txt.*There: 2 \.md"):
+        prepare(tmp_path / "in", tmp_path / "none", tokenizer="byte")
+    with pytest.raises(UserError, match="pipe.txt is a pipe, not a file"):
+        prepare(tmp_path / "in" / "pipe.txt", tmp_path / "none", tokenizer="byte")
+    for nothing in ([], ""):
+        with pytest.raises(UserError, match="empty name or list"):
+            prepare(nothing, tmp_path / "none", tokenizer="byte")
+
+
+@pytest.mark.parametrize("name", ["byte", "gpt2"])
+def test_the_bytes_of_the_text_are_known(tmp_path, name):
+    prepare(jsonl(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer=name, val_fraction=0.1, shard_tokens=300)
+    train, val = open_train_val(tmp_path / "out")
+    held_out = DOCUMENTS[9::10]
+    kept = [text for i, text in enumerate(DOCUMENTS) if i % 10 != 9]
+    for tokens, documents in ((train, kept), (val, held_out)):
+        size = sum(len(text.encode()) for text in documents)
+        assert tokens.bytes_per_token * len(tokens) == pytest.approx(size, rel=1e-5)
+    assert (train.bytes_per_token < 1) == (name == "byte")  # an end of text is a token and no byte
+    (tmp_path / "a.txt").write_text("né 日本 ")
+    text = open_tokens(tmp_path / "a.txt", tokenizer=name)
+    assert text.bytes_per_token * len(text) == pytest.approx(11)
+    mixed = open_tokens(f"0.25*{tmp_path}/out+0.75*{tmp_path}/a.txt", tokenizer=name)
+    assert mixed.bytes_per_token == pytest.approx(0.25 * train.bytes_per_token + 0.75 * text.bytes_per_token)
+    (tmp_path / "out" / "train_000001.bin.json").unlink()
+    assert open_tokens(tmp_path / "out" / "train_000001.bin").bytes_per_token is None
+
+
+def test_a_folder_stands_alone_whatever_ends_its_texts(tmp_path):
+    """The end-of-text token that `tokenizer_config.json` names goes along, and a name that is taken misleads nobody."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"</s>": 0, "a": 1, "b": 2, "<stop>": 3, "[UNK]": 4}
+    (tmp_path / "mine").mkdir()
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.save(str(tmp_path / "mine" / "tokenizer.json"))
+    (tmp_path / "mine" / "tokenizer_config.json").write_text('{"eos_token": "<stop>"}')
+    (tmp_path / "a.txt").write_text("a b c")
+    prepare(tmp_path / "a.txt", tmp_path / "out", tokenizer=str(tmp_path / "mine"), val_fraction=0)
+    prepare(tmp_path / "a.txt", tmp_path / "named", tokenizer=train_bpe(DOCUMENTS, 300, name="gpt2"), val_fraction=0)
+    shutil.rmtree(tmp_path / "mine")
+    tokens = open_tokens(tmp_path / "out")
+    assert tokens[:].tolist() == [3, 1, 2, 4] and tokens.open_tokenizer().end_of_text == 3
+    assert tokens.vocabulary == tokens.open_tokenizer().fingerprint and tokens.vocab_size == 5
+    named = open_tokens(tmp_path / "named")
+    assert named.open_tokenizer().vocab_size == named.vocab_size <= 300
+    train_bpe(["other words"], 280).save(tmp_path / "named")
+    with pytest.raises(UserError, match="made with another tokenizer than .*tokenizer.json' is now"):
+        open_tokens(tmp_path / "named").open_tokenizer()
+
+
+def test_training_and_validation_are_of_one_tokenizer(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl")
+    own = train_bpe(DOCUMENTS, 300)
+    own.save(tmp_path / "mine")
+    for number, name in enumerate(["byte", tmp_path / "mine", own]):
+        prepare(source, tmp_path / f"out{number}", tokenizer=name, val_fraction=0)
+    with pytest.raises(UserError, match="made with tokenizer 'byte', the validation tokens .*out1 with .*tokenizer.json"):
+        open_train_val(tmp_path / "out0", tmp_path / "out1")
+    train, val = open_train_val(tmp_path / "out1", tmp_path / "out2")
+    assert train[:].tolist() == val[:].tolist() and train.tokenizer != val.tokenizer
+    assert len(open_tokens(f"0.5*{tmp_path}/out1 + 0.5*{tmp_path}/out2")) == 2 * len(train)  # one vocabulary, two files
+
+
+def test_places_that_cannot_be_written_are_one_message(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl")
+
+    def data(out, limit=None):
+        small = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
+        command = [sys.executable, "-m", "gnomon", "data", str(source), str(out), "--tokenizer", "byte"]
+        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=small)
+        assert done.returncode == 2 and done.stderr.count("\n") <= 2, done.stderr
+        return done.stderr
+
+    assert f"gnomon: {source}: File exists" in data(source)
+    assert f"gnomon: {source}: Not a directory" in data(source / "out") or "Not a directory" in data(source / "out")
+    assert "prepare.json: File too large. The system limits" in data(tmp_path / "out", limit=100)
 
 
 def test_a_tokenizer_of_ones_own_travels_with_the_shards(tmp_path):
@@ -144,10 +281,10 @@ def test_interrupted_jobs_end_like_an_uninterrupted_one(tmp_path_factory, kills,
     for after in kills:
         calls = itertools.count(1)
 
-        def append(self, ids, calls=calls, after=after):
+        def append(self, *arguments, calls=calls, after=after):
             if next(calls) > after:
                 raise Killed
-            real(self, ids)
+            real(self, *arguments)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(writing.TokenWriter, "append", append)

@@ -163,6 +163,40 @@ def test_a_trained_bpe_is_saved_and_opened_again(tmp_path):
     assert trained.encode(jargon()[:9000]).size < 0.6 * 9000
 
 
+@pytest.mark.parametrize("to", ["mine/", "mine", "mine/tokenizer.json", "deep/mine.json"])
+def test_a_vocabulary_is_saved_where_it_is_looked_for(tmp_path, to):
+    trained = train_bpe(["some text"], 260)
+    path = trained.save(f"{tmp_path}/{to}")
+    assert path == tmp_path / (to if to.endswith(".json") else "mine/tokenizer.json") and path.is_file()
+    assert tokenizer(f"{tmp_path}/{to}").fingerprint == trained.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "BPE", "Unigram", "WordPiece"])
+def test_a_tokenizer_without_an_unknown_token_loses_nothing_in_silence(tmp_path, kind):
+    """The library raises a bare Exception, or (BPE) leaves the character out."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"a": 0, "b": 1, "</s>": 2}
+    model = {
+        "WordLevel": lambda: tokenizers.models.WordLevel(words),
+        "WordPiece": lambda: tokenizers.models.WordPiece(words),
+        "BPE": lambda: tokenizers.models.BPE({**words, "ab": 3}, [("a", "b")]),
+        "Unigram": lambda: tokenizers.models.Unigram([(word, -1.0) for word in words]),
+    }[kind]()
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    opened = tokenizer(tmp_path)
+    assert opened.encode("a b").tolist() == [0, 1]
+    with pytest.raises(UserError, match="cannot read a text: .*Give it an unknown token"):
+        opened.encode("a bé")
+    assert opened.encode("b a").tolist() == [1, 0]
+    if kind == "BPE":
+        assert opened.encode("ab").tolist() == [3]
+        inner.normalizer = tokenizers.normalizers.StripAccents()
+        inner.save(str(tmp_path / "tokenizer.json"))
+        assert tokenizer(tmp_path).encode("a\u0301b").tolist() == [3]  # what a normaliser removes is meant to go
+
+
 def test_a_large_vocabulary_takes_uint32_and_the_config_names_its_end(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     words = {f"w{i}": i for i in range(70_000)} | {"<stop>": 70_000}

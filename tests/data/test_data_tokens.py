@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -110,6 +111,24 @@ def test_a_bad_file_is_refused_with_name_fact_and_fix(tmp_path, name):
     assert str(path) in str(caught.value)
 
 
+def test_pipes_are_refused_and_nothing_waits(tmp_path):
+    os.mkfifo(tmp_path / "a.bin")
+    os.mkfifo(tmp_path / "a.txt")
+    os.mkfifo(tmp_path / "tokenizer.json")
+    for opens in (open_tokens, open_train_val):
+        for source in ("a.bin", "a.txt"):
+            with pytest.raises(UserError, match=f"{source} is a pipe, not a file"):
+                opens(tmp_path / source)
+    with pytest.raises(UserError, match="tokenizer.json is a pipe, not a file"):
+        tokenizer(tmp_path)
+    (tmp_path / "a.bin").unlink()
+    path = write(tmp_path / "a.bin", GOOD)
+    (tmp_path / "a.bin.json").unlink()
+    os.mkfifo(tmp_path / "a.bin.json")
+    with pytest.raises(UserError, match="a.bin.json is a pipe"):
+        open_tokens(path)
+
+
 def test_a_text_is_not_taken_for_tokens(tmp_path):
     (tmp_path / "corpus.jsonl").write_text('{"text": "even"}')
     with pytest.raises(UserError, match="no token file.*gnomon data"):
@@ -182,6 +201,9 @@ def test_texts_are_tokenised_in_memory(tmp_path):
     (tmp_path / "c.txt").write_bytes("hello".encode("utf-16"))
     with pytest.raises(UserError, match="UTF-16"):
         open_tokens(tmp_path / "c.txt")
+    (tmp_path / "d.txt.gz").write_bytes(b"hello")
+    with pytest.raises(UserError, match="d.txt.gz is a damaged gzip file"):
+        open_tokens(tmp_path / "d.txt.gz")
 
 
 def test_a_folder_gives_its_training_shards_and_its_validation(tmp_path):

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from gnomon.data.sources import Source, TextPiece
-from gnomon.data.tokenizers import BPETokenizer, Tokenizer
+from gnomon.data.tokenizers import BUILT_IN, BPETokenizer, Tokenizer
+from gnomon.data.tokenizers import tokenizer as open_tokenizer
 from gnomon.data.tokenwriter import TokenWriter
 from gnomon.data.workers import encoded
 from gnomon.errors import UserError
@@ -87,9 +88,10 @@ class Conversion:
         writer: TokenWriter | None = None
         with Progress(what, total, unit, done=part.position if limit is None else part.tokens) as progress:
             try:
-                for ids, resume_at, full in _cut_into_shards(self._tokens(name, part.piece), part, self._shard_tokens, left):
+                stream = self._tokens(name, part.piece)
+                for ids, text_bytes, resume_at, full in _cut_into_shards(stream, part, self._shard_tokens, left):
                     writer = writer or self._writer(name, part)
-                    writer.append(ids)
+                    writer.append(ids, text_bytes)
                     step = resume_at["position"] - progress.done if limit is None else len(ids)
                     progress.advance(step, note=writer.path.name)
                     if full:
@@ -131,16 +133,18 @@ class Conversion:
 
 def _cut_into_shards(
     stream: Iterable[tuple[int, TextPiece, np.ndarray]], part: PartState, shard_tokens: int, left: float
-) -> Iterator[tuple[np.ndarray, dict[str, Any], bool]]:
+) -> Iterator[tuple[np.ndarray, float, dict[str, Any], bool]]:
     """The ids of a stream that starts with `part.piece`, cut where a shard is full, at most `left` of them:
-    (ids, where in the stream to resume after them, whether they fill a shard)."""
+    (ids, bytes of text they stand for, where in the stream to resume after them, whether they fill a shard)."""
     room = shard_tokens
     for index, piece, ids in stream:
         used = part.skip if index == part.piece else 0
+        # Of a piece in two shards each has its share.
+        bytes_per_id = len(piece.text.encode()) / max(len(ids), 1)
         while used < len(ids):
             taken = ids[used : used + min(room, left)]
             used, room, left = used + len(taken), room - len(taken), left - len(taken)
-            yield taken, {"piece": index, "skip": used, "position": piece.position}, not room
+            yield taken, len(taken) * bytes_per_id, {"piece": index, "skip": used, "position": piece.position}, not room
             room = room or shard_tokens
             if not left:
                 return
@@ -160,7 +164,8 @@ def _batches(pieces: Iterable[tuple[int, TextPiece]]) -> Iterator[list[tuple[int
 
 def portable_name(tokenizer: Tokenizer) -> str:
     """The name in the sidecars: one that opens the tokenizer wherever the folder is moved to."""
-    return tokenizer.name if tokenizer.name in ("byte", "gpt2") else "tokenizer.json"
+    built_in = tokenizer.name in BUILT_IN and tokenizer.fingerprint == open_tokenizer(tokenizer.name).fingerprint
+    return tokenizer.name if built_in or not isinstance(tokenizer, BPETokenizer) else "tokenizer.json"
 
 
 def _read_state(path: Path) -> dict[str, Any]:

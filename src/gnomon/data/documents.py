@@ -11,7 +11,6 @@ import functools
 
 import numpy as np
 
-from gnomon.data.tokenizers import tokenizer as open_tokenizer
 from gnomon.data.tokens import Joined, Tokens
 from gnomon.errors import UserError
 
@@ -31,9 +30,7 @@ class DocumentRows:
     """
 
     def __init__(self, tokens: Tokens, context: int):
-        if tokens.tokenizer is None:
-            raise UserError(f"{tokens.name} does not say which tokenizer made it, so documents cannot be told apart")
-        self.end_of_text = open_tokenizer(tokens.tokenizer).end_of_text
+        self.end_of_text = tokens.open_tokenizer().end_of_text
         starts_D = _positions_of(tokens.array, self.end_of_text)
         if not len(starts_D):
             raise UserError(

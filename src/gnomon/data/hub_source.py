@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gnomon.data.hub import load_rows
-from gnomon.data.sources import Source, TextPiece, pieces_of, text_of
+from gnomon.data.sources import LeftOut, Source, TextPiece, pieces_of, text_of
 from gnomon.data.wikitext import split_articles
 
 
@@ -39,8 +39,9 @@ class HubSource(Source):
 
     unit = "docs"
 
-    def __init__(self, name: str, field: str, val_fraction: float, limit: int | None):
-        self._set, self._field, self.name = HUB[name], field, name
+    def __init__(self, name: str, field: str, val_fraction: float, limit: int | None, skip_bad: bool = False):
+        self._set, self._field, self._skip_bad, self.name = HUB[name], field, skip_bad, name
+        self.left_out = {}
         share = min(1.0, limit / self._set.tokens) if limit else 1.0
         # One document at least: a limited run must not read (and skip) a hundredth of the whole set first.
         wanted = max(1, int(self._set.documents * val_fraction * share)) if val_fraction else 0
@@ -57,16 +58,18 @@ class HubSource(Source):
     def pieces(self, part: str) -> Iterator[TextPiece]:
         if part == "val" and self._no_validation:
             return
-        if part == "val" and self._set.validation:
-            texts = self._texts(self._set.validation)
-        elif part == "val":
-            texts = itertools.islice(self._texts("train"), self._held_out)
-        else:
-            texts = itertools.islice(self._texts("train"), self._held_out, None)
+        split = self._set.validation if part == "val" and self._set.validation else "train"
+        left_out = self.left_out[split] = LeftOut(self._skip_bad)
+        texts = self._texts(split, left_out)
+        if part == "val" and not self._set.validation:
+            texts = itertools.islice(texts, self._held_out)
+        elif part == "train":
+            texts = itertools.islice(texts, self._held_out, None)
         for number, text in enumerate(texts, 1):
-            yield from pieces_of(text, number)
+            yield from pieces_of(text, number, left_out)
 
-    def _texts(self, split: str) -> Iterator[str]:
+    def _texts(self, split: str, left_out: LeftOut) -> Iterator[str]:
         rows = load_rows(self._set.path, self._set.config, split=split, streaming=True)
-        texts = (text_of(row, self._field, f"{self.name}, row {n}") for n, row in enumerate(rows, 1))
+        found = (left_out.text(text_of, row, self._field, f"{self.name}, row {n}") for n, row in enumerate(rows, 1))
+        texts = (text for text in found if text is not None)
         return map("".join, split_articles(texts, after_blank=True)) if self._set.articles else texts

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gnomon.data.tokenizers import Tokenizer
 from gnomon.data.tokens import Tokens
 from gnomon.errors import UserError
 
 BLOCK = 1000
 
-# The weight comes first, so that a glob (shards/*.bin) can follow.
-_TERM = re.compile(r"\s*(?P<weight>\d+(?:\.\d*)?|\.\d+)\s*\*\s*(?P<source>\S.*?)\s*")
+# The weight comes first, so that a glob (shards/*.bin) can follow. A + within a name joins nothing, if no weight follows.
+_WEIGHT = r"(?:\d+(?:\.\d*)?|\.\d+)\s*\*"
+_PLUS = re.compile(rf"\s+\+\s+|\s*\+\s*(?={_WEIGHT})")
+_TERM = re.compile(rf"\s*(?P<weight>{_WEIGHT})\s*(?P<source>\S.*?)\s*")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,24 @@ class Mixture:
     @property
     def tokenizer(self) -> str | None:
         return self.sources[0].tokenizer
+
+    @property
+    def vocabulary(self) -> str | None:
+        return self.sources[0].vocabulary
+
+    def open_tokenizer(self) -> Tokenizer:
+        """See `Tokens.open_tokenizer`."""
+        return self.sources[0].open_tokenizer()
+
+    @property
+    def made_with(self) -> tuple[str | None, int | None]:
+        return self.sources[0].made_with
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Of a batch, in which each source has its share of the tokens; None if that of one is not known."""
+        known = [(count, source.bytes_per_token) for count, source in zip(self.counts, self.sources)]
+        return None if any(each is None for _, each in known) else sum(count * each for count, each in known) / BLOCK
 
     def __len__(self) -> int:
         return sum(map(len, self.sources))
@@ -78,7 +99,7 @@ def mix(sources: list[Tokens], weights: list[float]) -> Mixture:
         )
     first = sources[0]
     for other in sources[1:]:
-        if (other.tokenizer, other.vocab_size) != (first.tokenizer, first.vocab_size):
+        if other.made_with != first.made_with:
             raise UserError(
                 f"{first.name} was made with tokenizer {first.tokenizer!r}, {other.name} with {other.tokenizer!r}: "
                 "they cannot be mixed. Prepare one of them again."
@@ -95,15 +116,14 @@ def mix(sources: list[Tokens], weights: list[float]) -> Mixture:
 
 def parse_mixture(source: str) -> list[tuple[float, str]]:
     """(weight, source) of each term of "0.7*a + 0.3*b"; empty if it is no mixture."""
-    found = [_TERM.fullmatch(term) for term in source.split(" + ")]
+    found = [_TERM.fullmatch(term) for term in _PLUS.split(source)]
     if not all(found):
         if any(found):
             raise UserError(
-                f"{source!r} is half a mixture: each term is WEIGHT*SOURCE, with blanks around the +, "
-                "as in '0.7*out/novels + 0.3*out/code'"
+                f"{source!r} is half a mixture: each term is WEIGHT*SOURCE, as in '0.7*out/novels + 0.3*out/code'"
             )
         return []
-    return [(float(match["weight"]), match["source"]) for match in found if match]
+    return [(float(match["weight"].rstrip("* ")), match["source"]) for match in found if match]
 
 
 @functools.lru_cache(maxsize=8)

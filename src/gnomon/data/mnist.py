@@ -5,13 +5,13 @@ Legend: N images, P = 784 pixels.
 
 from __future__ import annotations
 
-import gzip
 import struct
 from pathlib import Path
 
 import numpy as np
 
 from gnomon.data.hub import load_rows
+from gnomon.data.plain_text import read_bytes
 from gnomon.errors import UserError
 
 MEAN, STD = 0.1307, 0.3081
@@ -57,7 +57,7 @@ def _idx(folder: Path, name: str, axes: int) -> np.ndarray:
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
         raise UserError(f"{folder} holds no {name} (or {name}.gz); MNIST consists of four such files")
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    content = read_bytes(path)
     head = 4 + 4 * axes
     shape = struct.unpack(f">{axes}I", content[4:head]) if content[:4] == bytes((0, 0, 8, axes)) else ()
     if not shape or len(content) != head + int(np.prod(shape)):

@@ -55,7 +55,7 @@ def _open_one(source: Location, tokenizer: str | Tokenizer | None) -> Tokens:
     if source == "jargon":
         return _from_text(jargon(), "jargon", tokenizer)
     path = Path(source)
-    if path.name.endswith(_TEXT_SUFFIXES) and path.is_file():
+    if path.name.endswith(_TEXT_SUFFIXES) and path.exists() and not path.is_dir():
         return _from_text(read_text(path), str(path), tokenizer)
     if path.is_dir():
         return _from_files(_shards(path)["train"], tokenizer, name=str(path))
@@ -86,11 +86,23 @@ def split(tokens: Tokens | Mixture, fraction: float) -> tuple[Any, Any]:
 
 
 def open_train_val(
-    source: Location | Sequence[Location], *, fraction: float = 0.1, tokenizer: str | Tokenizer | None = None
+    source: Location | Sequence[Location],
+    val: Location | Sequence[Location] | None = None,
+    *,
+    fraction: float = 0.1,
+    tokenizer: str | Tokenizer | None = None,
 ) -> tuple[Any, Any]:
-    """(training, validation) tokens of `source`: a folder's own validation shards (`*val*.bin`) where it has them,
-    else the last `fraction` of everything; of a mixture, a mixture of each. Arguments and errors as in `open_tokens`
-    and `split`."""
+    """(training, validation) tokens of `source`: validation is `val`, if given; else a folder's own validation shards
+    (`*val*.bin`) where it has them, else the last `fraction` of everything; of a mixture, a mixture of each. Arguments
+    and errors as in `open_tokens` and `split`, and the two must be of one tokenizer."""
+    if val is not None:
+        pair = open_tokens(source, tokenizer=tokenizer), open_tokens(val, tokenizer=tokenizer)
+        if None not in (pair[0].tokenizer, pair[1].tokenizer) and pair[0].made_with != pair[1].made_with:
+            raise UserError(
+                f"{pair[0].name} was made with tokenizer {pair[0].tokenizer!r}, the validation tokens {pair[1].name} with "
+                f"{pair[1].tokenizer!r}: their losses have nothing in common. Prepare one of them again."
+            )
+        return pair
     if isinstance(source, str) and (parts := _terms(source)):
         pairs = [open_train_val(part, fraction=fraction, tokenizer=tokenizer) for _, part in parts]
         train, val = (mix(list(side), [weight for weight, _ in parts]) for side in zip(*pairs))
@@ -128,7 +140,8 @@ def _from_text(text: str, name: str, tokenizer: str | Tokenizer | None) -> Token
     if not len(ids):
         raise UserError(f"{name} is empty: there is no text in it")
     ids.flags.writeable = False
-    return Tokens(ids, name, tokenizer.vocab_size, tokenizer.name)
+    bytes_per_token = len(text.encode()) / len(ids)
+    return Tokens(ids, name, tokenizer.vocab_size, tokenizer.name, tokenizer.fingerprint, bytes_per_token)
 
 
 def _from_files(paths: list[Path], tokenizer: str | Tokenizer | None, name: str | None = None) -> Tokens:
@@ -147,22 +160,28 @@ def _from_files(paths: list[Path], tokenizer: str | Tokenizer | None, name: str 
                 f"{first.path} was made with tokenizer {first.tokenizer!r}, {file.path} with "
                 f"{file.tokenizer!r}: they cannot be read as one."
             )
-    vocab_size, recorded = first.vocab_size, first.tokenizer
+    vocab_size, recorded, vocabulary = first.vocab_size, first.tokenizer, first.vocabulary
     if tokenizer is not None:
         wanted = open_tokenizer(tokenizer)
         known = (first.vocabulary or wanted.fingerprint, vocab_size or wanted.vocab_size)
         if known != (wanted.fingerprint, wanted.vocab_size):
             raise UserError(
                 f"{first.path} was made with tokenizer {recorded!r} ({vocab_size} ids), not {wanted.name!r} "
-                f"({wanted.vocab_size}). Leave the tokenizer out, or prepare the text again with it."
+                f"({wanted.vocab_size}). Leave the tokenizer out to take that one (in a recipe: data.tokenizer=null), or "
+                f"prepare the text again: gnomon data TEXT OUT --tokenizer {wanted.name}"
             )
-        vocab_size, recorded = wanted.vocab_size, wanted.name
+        vocab_size, recorded, vocabulary = wanted.vocab_size, wanted.name, wanted.fingerprint
         files = [replace(file, vocab_size=vocab_size) for file in files]
     for file in files:
         if file.array.nbytes <= _VERIFY_BYTES:
             file.check()
     array = first.array if len(files) == 1 else Joined([file.array for file in files])
-    return Tokens(array, name or str(paths[0]), vocab_size, recorded, tuple(files))
+    sizes = [(len(file.array), file.bytes_per_token) for file in files]
+    text_bytes = None if any(each is None for _, each in sizes) else sum(count * each for count, each in sizes)
+    return Tokens(
+        array, name or str(paths[0]), vocab_size, recorded, vocabulary,
+        bytes_per_token=text_bytes and text_bytes / len(array), files=tuple(files),
+    )  # fmt: skip
 
 
 def _missing(path: Path) -> str:

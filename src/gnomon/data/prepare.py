@@ -6,13 +6,14 @@ import math
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gnomon.data import local_source
 from gnomon.data.conversion import STATE, Conversion, PartState, portable_name
 from gnomon.data.hub_source import HUB, HubSource
+from gnomon.data.local_source import LocalFiles, counted, find
 from gnomon.data.sources import Source
 from gnomon.data.tokenfile import MAX_TOKENS
 from gnomon.data.tokenizers import Tokenizer
@@ -31,6 +32,7 @@ def prepare(
     shard_tokens: int = 100_000_000,
     limit: int | None = None,
     workers: int = 1,
+    skip_bad: bool = False,
 ) -> list[Path]:
     """Tokenise `source` into `out/val_000000.bin, …` and `out/train_000001.bin, …`.
 
@@ -40,8 +42,8 @@ def prepare(
 
     Args:
         source: .txt, .jsonl or .parquet files, each also .gz (one, several, a folder, a glob), or a set of
-            the hub: "openwebtext", "fineweb-edu" (sample-10BT), "wikitext-103". In a .txt, `<|endoftext|>`
-            separates documents.
+            the hub: "openwebtext", "fineweb-edu" (sample-10BT), "wikitext-103". In a .txt a line `<|endoftext|>`
+            separates documents. Other files of a folder are counted, not read.
         out: folder for the shards, their sidecars and `prepare.json`.
         tokenizer: see `gnomon.data.tokenizer`; a tokenizer.json is copied into `out`.
         field: the field of a .jsonl, .parquet or hub row that holds the text.
@@ -53,6 +55,8 @@ def prepare(
         workers: processes that tokenise. One uses all cores through the threads of the tokenizers library (or as many as
             RAYON_NUM_THREADS says), which is enough for a few cores; with many, or with the tokenizer "byte", processes
             are faster. From a script of your own, call under `if __name__ == "__main__":`, as they import it again.
+        skip_bad: leave out rows without a text (null, no field, not JSON, not UTF-8) and count them; else the first ends
+            the job.
 
     Returns:
         the paths of all shards, validation first.
@@ -70,7 +74,7 @@ def prepare(
     if workers < 1:
         raise UserError(f"workers is a number of processes, at least 1, not {workers}")
     opened = open_tokenizer(tokenizer)
-    text = _source(source, field, val_fraction, limit)
+    text, others = _source(source, field, val_fraction, limit, skip_bad)
     settings = {
         "source": text.identity,
         "tokenizer": [portable_name(opened), opened.fingerprint],
@@ -78,27 +82,46 @@ def prepare(
         "val_fraction": val_fraction,
         "shard_tokens": shard_tokens,
         "limit": limit,
+        "skip_bad": skip_bad or None,
     }
     job = Conversion(Path(out), text, opened, shard_tokens, workers)
     if job.begin(settings):
         print(_size_estimate(text, opened, shard_tokens, limit, job.out), file=sys.stderr, flush=True)
     val = job.run("val", None if limit is None else round(limit * val_fraction))
     train = job.run("train", None if limit is None else limit - val.tokens)
+    left_out = _left_out(text, others)
     if not train.shards:
-        raise UserError(f"{text.name} holds no text: nothing was written but {job.out / STATE}")
+        raise UserError(f"{text.name} holds no text: nothing was written but {job.out / STATE}. {left_out}".rstrip())
+    if left_out:
+        print(left_out, file=sys.stderr, flush=True)
     print(_summary(job.out, val, train), file=sys.stderr, flush=True)
     return [job.out / name for name in [*val.shards, *train.shards]]
 
 
-def _source(source: Any, field: str, val_fraction: float, limit: int | None) -> Source:
+def _source(source: Any, field: str, val_fraction: float, limit: int | None, skip_bad: bool) -> tuple[Source, Counter]:
+    """The source, and the files of other kinds that lie there."""
     if isinstance(source, str) and source in HUB and not Path(source).exists():
-        return HubSource(source, field, val_fraction, limit)
+        return HubSource(source, field, val_fraction, limit, skip_bad), Counter()
     try:
-        return local_source.LocalFiles(local_source.find(source), field, val_fraction)
+        paths, others = find(source)
     except UserError as error:
         if isinstance(source, str) and not Path(source).exists():
             raise UserError(f"{error} Sets of the hub: {', '.join(HUB)}.") from error
         raise
+    return LocalFiles(paths, field, val_fraction, skip_bad), others
+
+
+def _left_out(source: Source, others: Counter[str]) -> str:
+    """What of the source is in no shard, in a line; empty if nothing is."""
+    counts = source.left_out.values()
+    empty, bad = sum(each.empty for each in counts), sum(each.bad for each in counts)
+    first = next((each.first_bad for each in counts if each.bad), "")
+    parts = [
+        f"{empty:,} empty documents" if empty else "",
+        f"{bad:,} bad rows (the first: {first})" if bad else "",
+        f"{others.total():,} files of other kinds ({counted(others)})" if others else "",
+    ]
+    return "left out: " + "; ".join(filter(None, parts)) if any(parts) else ""
 
 
 def _size_estimate(source: Source, tokenizer: Tokenizer, shard_tokens: int, limit: int | None, out: Path) -> str:

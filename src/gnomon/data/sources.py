@@ -1,14 +1,14 @@
 """What a source of text is: the same stream of pieces at every reading.
 
-A *document* is one row of a data set, or the text between two `<|endoftext|>` marks of a text file. A long document comes
-in several *pieces*. Because the stream never changes, resuming means to read it again and skip what was written.
+A *document* is one row of a data set, or the text between two separators of a text file. A long document comes in several
+*pieces*. Because the stream never changes, resuming means to read it again and skip what was written.
 """
 
 from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,33 @@ class TextPiece:
     position: float
 
 
+@dataclass
+class LeftOut:
+    """What one reading of some rows did not give, counted so that nothing vanishes without a word.
+
+    Attributes:
+        skip_bad: leave rows without a text out; else the first ends the job.
+        empty: documents without a character.
+        bad: rows without a text; `first_bad` tells the first.
+    """
+
+    skip_bad: bool
+    empty: int = 0
+    bad: int = 0
+    first_bad: str = ""
+
+    def text(self, read: Callable[..., str], *row: Any) -> str | None:
+        """What `read(*row)` gives; None for a bad row, of which `read` raises a `UserError`, if such are skipped."""
+        try:
+            return read(*row)
+        except UserError as error:
+            if not self.skip_bad:
+                raise UserError(f"{error} (--skip-bad leaves such rows out and counts them.)") from error
+            self.bad += 1
+            self.first_bad = self.first_bad or str(error)
+            return None
+
+
 class Source(abc.ABC):
     """Where text comes from.
 
@@ -45,12 +72,14 @@ class Source(abc.ABC):
         identity: JSON-able; two sources with the same identity give the same pieces.
         unit: of the amount read, for the progress.
         tokens: about how many GPT-2 tokens of English it holds.
+        left_out: what the last reading of each set of rows did not give.
     """
 
     name: str
     identity: dict[str, Any]
     unit: str
     tokens: float
+    left_out: dict[str, LeftOut]
 
     @abc.abstractmethod
     def total(self, part: str) -> float | None:
@@ -61,8 +90,9 @@ class Source(abc.ABC):
         """The pieces of the part "val" or "train"."""
 
 
-def pieces_of(text: str, position: float, opens: bool = True) -> Iterator[TextPiece]:
+def pieces_of(text: str, position: float, left_out: LeftOut, opens: bool = True) -> Iterator[TextPiece]:
     """A whole document (or, if not `opens`, the rest of one) as pieces; none if it is empty."""
+    left_out.empty += opens and not text
     for piece in cut_text(text) if text else ():
         yield TextPiece(piece, opens, position)
         opens = False
@@ -79,8 +109,9 @@ def cut_text(text: str) -> Iterator[str]:
 
 
 def text_of(row: dict[str, Any], field: str, where: str) -> str:
+    """The text of a row; UserError if it has none."""
     if field not in row:
         raise UserError(f"{where}: there is no field {field!r}. Its fields: {', '.join(row)}. Name one with --field.")
     if not isinstance(row[field], str):
-        raise UserError(f"{where}: the field {field!r} holds {repr(row[field])[:60]}, not a text")
+        raise UserError(f"{where}: the field {field!r} holds {repr(row[field])[:60]}, not a text.")
     return row[field]

@@ -9,8 +9,8 @@
     none      none     uint16  nanoGPT: ids from offset 0
 
 No date of 2024 can begin a headerless file of GPT-2 ids: read as two uint16, the first is above 50,256.
-Beside `x.bin` gnomon writes `x.bin.json`: tokenizer, vocabulary (a fingerprint), vocab_size, count, dtype,
-sha256 of the ids, documents, source.
+Beside `x.bin` gnomon writes `x.bin.json`: tokenizer, vocabulary (a fingerprint), vocab_size, count, dtype, sha256 of the
+ids, documents, bytes_per_token (of UTF-8; end-of-text ids count as tokens), source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.errors import UserError
-from gnomon.files import read_json
+from gnomon.files import check_readable, read_json
 
 HEADER_BYTES = 1024
 # The count in the header is an int32.
@@ -47,8 +47,8 @@ class TokenFile:
 
     Attributes:
         array: ids, shape (tokens,), uint16 or uint32, read-only, on disk.
-        vocab_size, tokenizer, vocabulary, sha256: from the sidecar; None without one. `vocabulary` is the
-            fingerprint of the tokenizer's.
+        vocab_size, tokenizer, vocabulary, sha256, bytes_per_token: from the sidecar; None without one. `vocabulary` is
+            the fingerprint of the tokenizer's.
     """
 
     path: Path
@@ -57,6 +57,7 @@ class TokenFile:
     tokenizer: str | None
     vocabulary: str | None
     sha256: str | None
+    bytes_per_token: float | None = None
 
     @property
     def made_with(self) -> tuple[str | None, int | None]:
@@ -92,13 +93,10 @@ def read(path: str | os.PathLike) -> TokenFile:
         UserError: missing, empty, truncated or too long, unknown header, an id count that differs from the
             header's or the sidecar's, or another kind of file.
     """
-    path = Path(path)
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            head = file.read(HEADER_BYTES)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    path = check_readable(path)
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        head = file.read(HEADER_BYTES)
     if not size:
         raise UserError(f"{path} is empty: the process that wrote it did not finish. Make it again.")
     for start, what in _OTHER_KINDS.items():
@@ -111,7 +109,8 @@ def read(path: str | os.PathLike) -> TokenFile:
     if name and name.endswith(".json"):
         # A tokenizer.json lies beside the file, wherever the folder has been moved to.
         name = str(path.with_name(name))
-    return TokenFile(path, array, notes.get("vocab_size"), name, notes.get("vocabulary"), notes.get("sha256"))
+    known = {key: notes.get(key) for key in ("vocab_size", "vocabulary", "sha256", "bytes_per_token")}
+    return TokenFile(path, array, tokenizer=name, **known)
 
 
 def _layout(path: Path, head: bytes, size: int, notes: dict[str, Any]) -> tuple[int, np.dtype, int]:

@@ -7,6 +7,7 @@ separator. Only gnomon itself writes `end_of_text`, before each document.
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -20,9 +21,10 @@ import numpy as np
 
 from gnomon.data.corpus import packaged
 from gnomon.errors import UserError, suggest
-from gnomon.files import atomic, read_json
+from gnomon.files import atomic, check_readable, read_json, write_json
 
 END_OF_TEXT = "<|endoftext|>"
+BUILT_IN = ("byte", "gpt2")
 
 # What the end of a text is called in the tokenizers in use, where `tokenizer_config.json` does not say.
 _END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
@@ -111,16 +113,41 @@ class BPETokenizer(Tokenizer):
         inner.encode_special_tokens = True
         self.name, self.end_of_text = name, end_of_text
         # Ids may have holes; the embedding needs a row for the largest.
-        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
         self._inner = inner
+        # A BPE without an unknown token drops characters it does not know, in silence, unless it is made of bytes.
+        bpe, made_of_bytes = isinstance(inner.model, _library().models.BPE), vocabulary.keys() >= {*byte_symbols().values()}
+        self._may_lose = bpe and not (made_of_bytes or inner.model.byte_fallback or inner.model.unk_token)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The library's own pickle forgets `encode_special_tokens`.
         return BPETokenizer, (self.name, self._inner, self.end_of_text)
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            if self._may_lose:
+                self._check_known(set().union(*texts))
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(
+                f"tokenizer {self.name!r} cannot read a text: {error}. Give it an unknown token (unk_token, an entry of its "
+                "vocabulary), or take one of bytes, which knows every text (`train_bpe`)."
+            ) from error
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+
+    def _check_known(self, characters: set[str]) -> None:
+        """UserError if one of them becomes nothing; blanks and what a normaliser removes may."""
+        normal = self._inner.normalizer.normalize_str if self._inner.normalizer else str
+        for character in characters - self._known:
+            lost = not self._inner.encode(character, add_special_tokens=False).ids
+            if lost and normal(character).strip():
+                raise UserError(f"it has no unknown token, and {character!r} is not in its vocabulary")
+            self._known.add(character)
+
+    @functools.cached_property
+    def _known(self) -> set[str]:
+        return set()
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._inner.decode(self._checked(ids), skip_special_tokens=False)
@@ -138,11 +165,20 @@ class BPETokenizer(Tokenizer):
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write a Hugging Face `tokenizer.json` (into `path`, or into the folder `path`); atomic."""
+        """Write a Hugging Face `tokenizer.json`, atomically: to `path` if it ends in .json, else into the folder `path`.
+
+        Where its end-of-text token is not the one that would be looked for, `tokenizer_config.json` beside it says so.
+        """
         path = Path(path)
-        path = path / "tokenizer.json" if path.is_dir() else path
+        path = path if path.suffix == ".json" else path / "tokenizer.json"
         with atomic(path, "w") as file:
             file.write(self._inner.to_str(pretty=False))
+        with contextlib.suppress(UserError):
+            if _end_of_text(path, self._inner) == self.end_of_text:
+                return path
+        config = path.with_name("tokenizer_config.json")
+        notes = read_json(config) if config.exists() else {}
+        write_json(config, {**notes, "eos_token": self._inner.id_to_token(self.end_of_text)})
         return path
 
 
@@ -166,11 +202,12 @@ def tokenizer(name: str | os.PathLike | Tokenizer) -> Tokenizer:
     path = Path(name)
     if path.is_dir():
         path = path / "tokenizer.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise UserError(
-            f"unknown tokenizer {name!r}, and no such file. {suggest(name, ['byte', 'gpt2'])} "
+            f"unknown tokenizer {name!r}, and no such file. {suggest(name, BUILT_IN)} "
             "A path of a tokenizer.json (or of its folder) works too."
         )
+    check_readable(path)
     try:
         inner = _library().Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception

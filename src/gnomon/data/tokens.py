@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from gnomon.data import tokenfile
+from gnomon.data.tokenizers import Tokenizer, tokenizer
 from gnomon.errors import UserError
 
 
 class Joined:
-    """Several arrays of ids in one row, read as one array: `len`, `joined[i]`, `joined[a:b]` (a copy where it
-    crosses a border). Nothing is loaded."""
+    """Several arrays of ids in one row, read as one array: `len`, `joined[i]`, `joined[a:b]` (a copy where it crosses a
+    border). Nothing is loaded."""
 
     def __init__(self, arrays: Sequence[np.ndarray]):
         self.arrays = list(arrays)
@@ -58,18 +59,37 @@ class Tokens:
     """A row of token ids with its name.
 
     Attributes:
-        array: shape (tokens,), uint16 or uint32, memory-mapped where it comes from files; a `Joined` for
-            several.
+        array: shape (tokens,), uint16 or uint32, memory-mapped where it comes from files; a `Joined` for several.
         name: what messages call it.
         vocab_size: ids are below it; None when unknown (a file without sidecar).
-        tokenizer: what `gnomon.data.tokenizer` opens to read them; None when unknown.
+        tokenizer: what `gnomon.data.tokenizer` opens to read them ("byte", "gpt2" or a path); None when unknown.
+        vocabulary: the tokenizer's `fingerprint`; None when unknown.
+        bytes_per_token: of UTF-8, on average over the whole source: a loss in nats a token is loss / bytes_per_token / ln 2
+            in bits a byte. None when the text is not known.
+        files: those the ids lie in.
     """
 
     array: np.ndarray | Joined
     name: str
     vocab_size: int | None = None
     tokenizer: str | None = None
+    vocabulary: str | None = None
+    bytes_per_token: float | None = None
     files: tuple[tokenfile.TokenFile, ...] = ()
+
+    @property
+    def made_with(self) -> tuple[str | None, int | None]:
+        """What two sources must share to be used together."""
+        return self.vocabulary or self.tokenizer, self.vocab_size
+
+    def open_tokenizer(self) -> Tokenizer:
+        """The tokenizer the ids were made with; UserError if it is not known, or no longer where it was."""
+        if self.tokenizer is None:
+            raise UserError(f"{self.name} does not say which tokenizer made it; name it when opening")
+        found = tokenizer(self.tokenizer)
+        if self.vocabulary not in (None, found.fingerprint):
+            raise UserError(f"{self.name} was made with another tokenizer than {self.tokenizer!r} is now; put that back")
+        return found
 
     def __len__(self) -> int:
         return len(self.array)
@@ -87,8 +107,7 @@ class Tokens:
         """`length` tokens from each of `starts` (N,), as int64 (N, length); of row n only `counts[n]`, the rest `fill`.
 
         Raises:
-            UserError: an id is not below `vocab_size`; an embedding would fail on it with a riddle, or not
-                at all.
+            UserError: an id is not below `vocab_size`; an embedding would fail on it with a riddle, or not at all.
         """
         ids_NL = np.full((len(starts), length), fill, np.int64)
         lengths = [length] * len(starts) if counts is None else counts.tolist()

@@ -30,12 +30,11 @@ class TokenWriter:
         path: the file to make; one that is there already is replaced at `close()`.
         tokenizer: whose ids they are; decides between uint16 and uint32.
         source: one line on where the text is from; goes into the sidecar.
-        recorded: the tokenizer's name in the sidecar if not its own; a "….json" is looked for beside the
-            file.
+        recorded: the tokenizer's name in the sidecar if not its own; a "….json" is looked for beside the file.
 
     Raises:
-        UserError: an id outside the vocabulary, more than 2^31 - 1 tokens, nothing written, or a full disk.
-            Whatever the error, other files stay as they are and no partial file is left.
+        UserError: an id outside the vocabulary, more than 2^31 - 1 tokens, nothing written, or a full disk. Whatever the
+            error, other files stay as they are and no partial file is left.
     """
 
     def __init__(
@@ -49,14 +48,15 @@ class TokenWriter:
         self.path, self.count, self.documents = Path(path), 0, 0
         self._tokenizer, self._source, self._recorded = tokenizer, source, recorded or tokenizer.name
         self._dtype = tokenizer.dtype.newbyteorder("<")
+        self._text_bytes: float | None = 0.0
         self._hash = hashlib.sha256()
         self._stack = contextlib.ExitStack()
         with self._failing_cleanly():
             self._file = self._stack.enter_context(atomic(self.path))
             self._file.write(bytes(HEADER_BYTES))
 
-    def append(self, ids: np.ndarray) -> None:
-        """Add `ids`, shape (tokens,), any integer type."""
+    def append(self, ids: np.ndarray, text_bytes: float | None = None) -> None:
+        """Add `ids`, shape (tokens,), any integer type; `text_bytes` is the size in UTF-8 of the text they stand for."""
         ids = np.asarray(ids).reshape(-1)
         if not ids.size:
             return
@@ -71,6 +71,8 @@ class TokenWriter:
             self._file.write(raw)
             self._hash.update(raw)
         self.count += ids.size
+        known = self._text_bytes is not None and text_bytes is not None
+        self._text_bytes = self._text_bytes + text_bytes if known else None
         self.documents += int(np.count_nonzero(ids == self._tokenizer.end_of_text))
 
     def close(self) -> Path:
@@ -104,6 +106,7 @@ class TokenWriter:
             "dtype": self._dtype.name,
             "sha256": self._hash.hexdigest(),
             "documents": self.documents,
+            "bytes_per_token": None if self._text_bytes is None else round(self._text_bytes / self.count, 6),
             "source": self._source,
         }
         return {key: value for key, value in notes.items() if value is not None}
