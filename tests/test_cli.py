@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -98,9 +99,56 @@ def test_lists(capsys):
     assert cli.main(["doctor"]) == 0 and "torch.compile" in capsys.readouterr().out
 
 
+def test_says_what_it_is_for_and_its_version(capsys):
+    import gnomon as package
+
+    assert cli.main(["--version"]) == 0 and capsys.readouterr().out == f"gnomon {package.__version__}\n"
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    told = capsys.readouterr().out.split("\n\n")
+    assert told[1].startswith("Transformers with a geometry you choose and can see") and "--version" in told[2]
+
+
+def test_a_closed_pipe_is_no_traceback():
+    code = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); from gnomon.cli import main; sys.exit(main(['--help']))"
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 141 and done.stderr == ""
+
+
+@pytest.fixture
+def locked(tmp_path, monkeypatch):
+    """A folder in which nothing may be written, whoever runs the test."""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    ours, allowed = str(folder), os.access
+    monkeypatch.setattr("os.access", lambda path, mode, **more: str(path) != ours and allowed(path, mode, **more))
+    return folder
+
+
+@pytest.mark.parametrize("command", ["inspect nowhere --json", "inspect nowhere --html", "inspect nowhere --csv", "eval nowhere --json",
+                                     "compare nowhere --out"])  # fmt: skip
+def test_where_it_is_to_write_is_checked_before_the_work(command, tmp_path, locked, capsys):
+    """The checkpoint is not there either, which only the work would find out."""
+    (tmp_path / "file").write_text("")
+    for place, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.json", "is a file"), (locked / "x.json", "no permission")):
+        assert cli.main([*command.split(), str(place)]) == 2
+        told = capsys.readouterr().err
+        assert words in told and str(place) in told and "nowhere" not in told
+
+
+def test_a_config_that_may_not_be_read_is_told(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "recipe.json"
+    config.write_text("{}")
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    assert cli.main(["train", "--config", str(config)]) == 2
+    assert "no permission" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
+        (["train", "tiny", "--config", "recipe.json"], "give one of them"),
+        (["train", "--config", "recipe.json", "--assignment", "muon"], "--set optim.name"),
         (["train", "--stepz", "3"], "--steps"),
         (["trian"], "train"),
         (["train", "tinny"], "Did you mean 'tiny'"),

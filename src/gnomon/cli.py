@@ -1,6 +1,7 @@
 """The command line: parses, calls, prints; nothing else.
 
-Exit 0: done. Exit 2: something the user can mend, told in one message. Exit 130: interrupted. Anything else is our bug.
+Exit 0: done. Exit 2: something the user can mend, told in one message. Exit 130: interrupted. Exit 141: nobody reads on (a pipe
+was closed). Anything else is our bug.
 """
 
 from __future__ import annotations
@@ -8,18 +9,26 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+import gnomon
+from gnomon import continuity, evaluation, report, studies
 from gnomon.errors import UserError, printable, refused
+from gnomon.files import check_writable, write_json
 
-# Imports of torch stay inside the commands, so that help is instant.
+# What imports torch (or takes a while) is imported inside the commands, so that help is instant; the rooms above are lazy.
+
+ABOUT = """Transformers with a geometry you choose and can see: train them with hidden states on a sphere and weights on manifolds,
+and inspect any checkpoint for what runs through its depth.
+
+`gnomon COMMAND --help` tells each command's flags, `gnomon --version` the version."""
 
 
 def train(
-    preset: Positional[str] = "tiny",
+    preset: Annotated[Positional[str | None], arg(metavar="PRESET")] = None,
     /,
     config: Path | None = None,
     out: Path | None = None,
@@ -40,7 +49,7 @@ def train(
     """Train a model, or continue a run that was stopped. On several processes: torchrun --nproc-per-node N -m gnomon train …
 
     Args:
-        preset: tiny, gpt2-small, gpt2-medium, gpt2-large or llama-34m.
+        preset: tiny (if nothing is said), gpt2-small, gpt2-medium, gpt2-large or llama-34m.
         config: a recipe.json to start from instead of a preset.
         out: run folder; runs/PRESET-RESIDUAL-seedN by default.
         steps: optimizer steps.
@@ -59,10 +68,7 @@ def train(
         processes: how many to tell it for; as many as torchrun started by default.
         set: any other setting of the recipe, e.g. --set model.width=256 optim.clip=null.
     """
-    from gnomon.files import read_json
-    from gnomon.train import from_dict, replace
-    from gnomon.train import preset as get_preset
-    from gnomon.train.presets import BASELINE
+    from gnomon.train.asking import optimizer_name, recipe_for, usual_folder
 
     flags = {
         "steps": steps,
@@ -73,45 +79,31 @@ def train(
         "data.train": data,
         "compute.device": device,
     }
-    changes: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
-    if config and assignment:
-        raise UserError("--assignment chooses the preset's optimizer; with --config use --set optim.name=… instead")
-    changes |= _pairs(set)
-    # A checkpoint goes on as it was most likely made.
-    usual = (None, None) if init is None else BASELINE
-    asked = changes.get("model.residual", usual[0]), assignment or usual[1]
-    recipe = from_dict(read_json(config)) if config else get_preset(preset, *asked)
-    if init is not None:
-        from gnomon.train.init_from import start_from
-
-        recipe = start_from(recipe, init, residual, changes.get("data.tokenizer"))
-    recipe = replace(recipe, changes)
-    if processes is not None and not dry_run:
-        raise UserError(f"--processes is for --dry-run; to train: torchrun --nproc-per-node {processes} -m gnomon train …")
+    changes = {key: value for key, value in flags.items() if value is not None} | _pairs(set)
+    recipe = recipe_for(preset, config, assignment=assignment, init=init, changes=changes)
     if dry_run:
-        from gnomon import report
         from gnomon.train.estimate import estimate, table
 
         count = processes or int(os.environ.get("WORLD_SIZE", 1))
         if is_main():
             report.show(table(estimate(recipe, count, here=count == 1)))
         return
-    optimizer = recipe.optim.assignment if recipe.optim.name == "manifold-muon" else recipe.optim.name
-    folder = out or Path("runs") / f"{recipe.name}-{recipe.model.residual}-{optimizer}-seed{recipe.seed}"
+    if processes is not None:
+        raise UserError(f"--processes is for --dry-run; to train: torchrun --nproc-per-node {processes} -m gnomon train …")
+    folder = out or usual_folder(recipe)
 
     from gnomon.train import train as run
 
     tell = print if is_main() else lambda _: None
     tell(
-        f"{recipe.name}: {recipe.model.residual}, {optimizer}, lr {recipe.optim.lr:g}, {recipe.steps} steps -> {folder}"
+        f"{recipe.name}: {recipe.model.residual}, {optimizer_name(recipe)}, lr {recipe.optim.lr:g}, "
+        f"{recipe.steps} steps -> {folder}"
     )
     record = run(recipe, folder, sinks=sink)
     if record["stopped"]:
         tell(f"stopped after step {record['step']}, saved; the same command continues")
         raise KeyboardInterrupt
     if is_main():
-        from gnomon import evaluation
-
         print(f"wrote {evaluation.report_of(folder)}")
 
 
@@ -127,8 +119,7 @@ def compare(runs: Positional[tuple[Path, ...]], /, out: Path = Path("runs/report
         runs: run folders.
         out: where to write the report.
     """
-    from gnomon import report
-
+    check_writable(out)
     report.show([report.summary(run) for run in report.read_runs(runs)], **report.SUMMARY)
     print(f"wrote {report.run_report(list(runs), out)}")
 
@@ -154,8 +145,6 @@ def generate(
         seed: of the draws.
         device: auto, cpu, cuda or mps.
     """
-    from gnomon import evaluation
-
     model, tokenizer, _ = evaluation.load(run, device=device)
     for piece in evaluation.generate(model, tokenizer, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed):
         print(piece, end="", flush=True)
@@ -212,16 +201,14 @@ def eval(
         json: write the rows here.
         device: auto, cpu, cuda or mps.
     """
-    from gnomon import evaluation, report
     from gnomon.data.wikitext import HUB_SETS
-    from gnomon.files import write_json
 
+    if json is not None:
+        check_writable(json)
     if tasks is not None:
         if data is not None or wikitext or tokens is not None:
             raise UserError("--tasks and --data are two evaluations: give one at a time (--limit shortens tasks)")
-        from gnomon.evaluation import zeroshot
-
-        rows = zeroshot.evaluate_tasks(
+        rows = evaluation.evaluate_tasks(
             run, tasks.split(","), task_path=task_path, fewshot=fewshot, limit=limit, device=device
         )
     elif task_path is not None or fewshot is not None or limit is not None:
@@ -309,16 +296,17 @@ def inspect(
         per_head: compare attention heads as well.
         lag: compare layers this many places apart.
     """
-    from gnomon.continuity import inspect as run
-
-    report = run(
+    for path in (json, html, csv):
+        if path is not None:
+            check_writable(path)
+    found = continuity.inspect(
         checkpoint, top, full=full, fold_norms=fold_norms, per_head=per_head, lag=lag, compare=compare, base=base,
         progress=is_main(), together=True,
     )  # fmt: skip
     if not is_main():
         return
-    report.show()
-    for path, write in ((json, report.to_json), (html, report.to_html), (csv, report.to_csv)):
+    found.show()
+    for path, write in ((json, found.to_json), (html, found.to_html), (csv, found.to_csv)):
         if path is not None:
             print(f"wrote {write(path)}")
 
@@ -351,7 +339,6 @@ def study(
         dry_run: print runs, parameters, tokens, operations, memory and expected time, and stop.
         set: any other setting of the language models' recipes, e.g. --set steps=20 model.width=64.
     """
-    from gnomon import report, studies
     from gnomon.studies import study_estimate, study_page
 
     found = studies.load(name, scale, seeds=seeds, data=data, variants=variants, changes=_pairs(set))
@@ -367,14 +354,14 @@ def study(
 
 def residuals() -> None:
     """List the ways a sublayer can join the residual stream."""
-    from gnomon import report, residual
+    from gnomon import residual
 
     report.show([{"name": name, "what it does": line} for name, line in residual.names().items()])
 
 
 def doctor() -> None:
     """Tell what this machine offers and which fallbacks will be taken, with the reason."""
-    from gnomon import doctor, report
+    from gnomon import doctor
 
     report.show(doctor.findings())
 
@@ -402,8 +389,18 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    if (sys.argv[1:] if argv is None else argv) == ["--version"]:
+        print(f"gnomon {gnomon.__version__}")
+        return 0
     try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="gnomon", description=__doc__, args=argv)
+        try:
+            tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="gnomon", description=ABOUT, args=argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (UserError, OSError) as error:
         told = refused(error) if isinstance(error, OSError) else error
         if told is None:

@@ -104,6 +104,23 @@ def check_readable(path: str | os.PathLike) -> Path:
     return path
 
 
+def check_writable(path: str | os.PathLike) -> Path:
+    """`path`, if a file can be written there: asked before the work that is to fill it.
+
+    Raises:
+        UserError: it is a folder, a folder above it is a file, or it may not be written.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the name of a file in it, e.g. {path / 'report'}{path.suffix}")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise UserError(f"{path} cannot be written: {above} is a file, not a folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{path} cannot be written: no permission in {above}. See who may: ls -ld")
+    return path
+
+
 def read_json(path: str | os.PathLike) -> Any:
     """Read a JSON file.
 

@@ -66,6 +66,11 @@ def test_summary_is_what_the_metrics_say(tmp_path):
     assert row["max_stream_norm"] == 45 and row["max_attention_logit"] == 40
 
 
+def test_a_run_stopped_one_step_early_is_not_finished(tmp_path):
+    assert summary(make(tmp_path / "a", metrics(39)))["state"] == "at step 39 of 40"
+    assert summary(make(tmp_path / "b", metrics(40)))["state"] == "finished"
+
+
 def test_best_is_not_last(tmp_path):
     rows = [{"step": 1, "loss": 2.0, "val_loss": 1.5}, {"step": 2, "loss": 2.0, "val_loss": 1.8}]
     row = summary(make(tmp_path / "a", rows))

@@ -134,8 +134,7 @@ def _state(run: Run) -> str:
     if run.postmortem is not None:
         return "stopped: not finite"
     asked, done = run.recipe.get("steps"), run.metrics[-1]["step"]
-    # Steps are counted from 0 or from 1; either way the last one ends the run.
-    return "finished" if not is_number(asked) or done >= asked - 1 else f"at step {done:,} of {asked:,}"
+    return "finished" if not is_number(asked) or done >= asked else f"at step {done:,} of {asked:,}"
 
 
 def _throughput(run: Run) -> float | None:
