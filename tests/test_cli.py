@@ -68,8 +68,9 @@ def test_train_writes_a_run(run):
 def test_compare_eval_generate(run, tmp_path):
     done = gnomon("compare", run, "--out", tmp_path / "c.html")
     assert done.returncode == 0 and (tmp_path / "c.html").exists() and "max stream norm" in done.stdout, done.stderr
+    assert "final val loss (bits/byte)" in done.stdout and json.loads((run / "environment.json").read_text())["bytes_per_token"] == 1
     done = gnomon("eval", run, "--tokens", 64, "--json", tmp_path / "e.json")
-    assert done.returncode == 0 and "perplexity" in done.stdout, done.stderr
+    assert done.returncode == 0 and "loss (nats/token)" in done.stdout and "bits/byte" in done.stdout, done.stderr
     (row,) = json.loads((tmp_path / "e.json").read_text())
     assert row["tokens"] == 64
     done = gnomon("generate", run, "--prompt", "The", "--tokens", 5)

@@ -219,7 +219,7 @@ def eval(
         rows = evaluation.wikitext(run, data, tokens=tokens, device=device)
     else:
         rows = [evaluation.perplexity(run, data, tokens=tokens or 1 << 20, device=device)]
-    report.show(rows)
+    report.show(rows, {key: evaluation.UNITS.get(key, key) for row in rows for key in row})
     if json is not None:
         write_json(json, rows)
         print(f"wrote {json}")

@@ -10,6 +10,7 @@ import torch
 
 from gnomon import data, evaluation
 from gnomon.errors import UserError
+from gnomon.evaluation import text_perplexity
 from gnomon.evaluation.generation import _Unfinished
 from gnomon.run_folder import read_metrics
 from gnomon.train import preset, replace, train
@@ -41,6 +42,16 @@ def test_other_text(run, tmp_path):
     windows = (len(ids) - 1) // 32
     x, y = ids[: windows * 32].view(-1, 32), ids[1 : windows * 32 + 1].view(-1, 32)
     assert row["loss"] == pytest.approx(model.loss(x, y).item(), rel=1e-5)
+    # One byte a token here.
+    assert row["bits_per_byte"] == row["bits_per_token"] == pytest.approx(row["loss"] / math.log(2))
+
+
+def test_bits_a_byte_compare_tokenizers():
+    """Three ids that spell seven bytes; the end of a text is no text."""
+    tokenizer = data.train_bpe(["naïve naïve naïve"] * 9, 300)
+    ids = tokenizer.encode("naïve 1")
+    assert len(ids) < 8 and text_perplexity._bytes(tokenizer, np.append(ids, tokenizer.end_of_text)) == 8
+    assert math.isnan(text_perplexity._bytes(tokenizer, np.array([tokenizer.end_of_text])))
 
 
 def test_text_of_another_tokenizer_is_refused(run, tmp_path):

@@ -71,6 +71,13 @@ def test_a_run_stopped_one_step_early_is_not_finished(tmp_path):
     assert summary(make(tmp_path / "b", metrics(40)))["state"] == "finished"
 
 
+def test_bits_a_byte_where_the_text_is_known(tmp_path):
+    run = make(tmp_path / "a", [{"step": 40, "loss": 3.0, "val_loss": 2.8}])
+    assert summary(run)["bits_per_byte"] is None
+    (run / "environment.json").write_text(json.dumps({"bytes_per_token": 4.0}))
+    assert summary(run)["bits_per_byte"] == pytest.approx(2.8 / 4 / math.log(2))
+
+
 def test_best_is_not_last(tmp_path):
     rows = [{"step": 1, "loss": 2.0, "val_loss": 1.5}, {"step": 2, "loss": 2.0, "val_loss": 1.8}]
     row = summary(make(tmp_path / "a", rows))

@@ -7,7 +7,7 @@ from gnomon.lazy import lazy
 _EXPORTS = {
     "load": "loading", "is_hf_folder": "loading",
     "generate": "generation",
-    "perplexity": "text_perplexity", "wikitext": "text_perplexity",
+    "perplexity": "text_perplexity", "wikitext": "text_perplexity", "UNITS": "text_perplexity",
     "loglikelihoods": "scoring", "complete": "scoring",
     "evaluate_tasks": "zeroshot", "harness_model": "zeroshot",
     "report_of": "run_report",

@@ -20,6 +20,12 @@ from gnomon.evaluation.scoring import loglikelihoods
 from gnomon.train.device import to_device
 from gnomon.train.run_data import open_data
 
+UNITS = {
+    "loss": "loss (nats/token)", "perplexity": "perplexity (a token)", "word_perplexity": "perplexity (a word)",
+    "bits_per_token": "bits/token", "bits_per_byte": "bits/byte",
+}  # fmt: skip
+"""Headers of what the rows hold."""
+
 
 @torch.no_grad()
 def perplexity(
@@ -33,12 +39,13 @@ def perplexity(
         tokens: how many at most, in whole windows of the model's context from the start.
 
     Returns:
-        model, data, tokens, `loss` (nats a token), `perplexity`, `bits_per_token`.
+        model, data, tokens, `loss` (nats a token), `perplexity` (a token), `bits_per_token`, and `bits_per_byte` of the text
+        that the tokens spell, which compares models whose tokenizers differ.
 
     Raises:
         UserError: the data do not fit the model's vocabulary.
     """
-    model, _, recipe = load(path, device)
+    model, tokenizer, recipe = load(path, device)
     if source is None:
         part = open_data(recipe)[1]
     else:
@@ -60,6 +67,7 @@ def perplexity(
         "loss": loss,
         "perplexity": _exp(loss),
         "bits_per_token": loss / math.log(2),
+        "bits_per_byte": total / _bytes(tokenizer, y_BT.flatten().cpu().numpy()) / math.log(2),
     }
 
 
@@ -104,6 +112,11 @@ def wikitext(path: str | Path, source: str, *, tokens: int | None = None, device
             }
         )
     return rows
+
+
+def _bytes(tokenizer: Any, ids_N: Any) -> float:
+    """UTF-8 bytes of the text that consecutive ids spell; the end of a text is none. NaN where they spell nothing."""
+    return len(tokenizer.decode(ids_N[ids_N != tokenizer.end_of_text]).encode()) or math.nan
 
 
 def _exp(loss: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,14 +21,15 @@ from gnomon.run_folder import ENVIRONMENT, METRICS, POSTMORTEM, RECIPE, read_met
 SUMMARY: dict[str, Any] = {
     "columns": {
         "name": "run", "state": "state", "parameters": "parameters", "tokens": "tokens",
-        "loss": "train loss (nats)", "val_loss": "final val loss (nats)",
-        "best_val_loss": "best val loss (nats)", "tokens_per_second": "tokens/s",
-        "max_stream_norm": "max stream norm",
-        "max_attention_logit": "max attention logit", "seconds": "wall time",
+        "loss": "train loss (nats/token)", "val_loss": "final val loss (nats/token)",
+        "best_val_loss": "best val loss (nats/token)", "bits_per_byte": "final val loss (bits/byte)",
+        "tokens_per_second": "tokens/s", "max_stream_norm": "max stream norm (‖h‖)",
+        "max_attention_logit": "max attention logit (nats)", "seconds": "wall time (h:mm:ss)",
     },
     "formats": {
         "parameters": quantity, "tokens": quantity, "tokens_per_second": quantity, "seconds": duration,
         "loss": ".4f", "val_loss": ".4f", "best_val_loss": ".4f",
+        "bits_per_byte": ".4f",
     },
 }
 
@@ -93,9 +95,10 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 def summary(folder: Path | Run) -> dict[str, Any]:
     """The row that stands for one run; show rows with `report.show(rows, **report.SUMMARY)`.
 
-    Keys: name, state, parameters, tokens, loss (training, smoothed; nats), val_loss (last; nats),
-    best_val_loss, tokens_per_second (median), max_stream_norm, max_attention_logit, seconds. What was not
-    recorded is None.
+    Keys: name, state, parameters, tokens, loss (training, smoothed; nats a token), val_loss (last; nats a token),
+    best_val_loss, bits_per_byte (of val_loss, by the average bytes a token of the validation text: it compares
+    runs whose tokenizers differ), tokens_per_second (median), max_stream_norm, max_attention_logit, seconds. What
+    was not recorded is None.
 
     Raises:
         UserError: as `read_run`.
@@ -112,6 +115,7 @@ def summary(folder: Path | Run) -> dict[str, Any]:
         "loss": settled,
         "val_loss": run.last("val_loss"),
         "best_val_loss": min(run.column("val_loss"), default=None),
+        "bits_per_byte": _bits_per_byte(run),
         "tokens_per_second": _throughput(run),
         "max_stream_norm": _largest(run, "stream_norm"),
         "max_attention_logit": _largest(run, "attention_logit_max"),
@@ -135,6 +139,11 @@ def _state(run: Run) -> str:
         return "stopped: not finite"
     asked, done = run.recipe.get("steps"), run.metrics[-1]["step"]
     return "finished" if not is_number(asked) or done >= asked else f"at step {done:,} of {asked:,}"
+
+
+def _bits_per_byte(run: Run) -> float | None:
+    size, loss = run.environment.get("bytes_per_token"), run.last("val_loss")
+    return None if size is None or loss is None else loss / size / math.log(2)
 
 
 def _throughput(run: Run) -> float | None:

@@ -115,7 +115,7 @@ def _losses(page: Page, runs: Sequence[Run]) -> None:
             if not _lines(rows):
                 continue
             smoothing = half_life if key == "loss" and half_life >= 1 else 0
-            chart = curves(rows, x, Axis(key, "loss (nats)"), _by_run(runs), f"{name} over {x}",
+            chart = curves(rows, x, Axis(key, "loss (nats a token)"), _by_run(runs), f"{name} over {x}",
                            line=Line(len(rows) < 60 * len(runs), half_life=smoothing, focus=0.05),
                            size=(680 if width == 1 else 330, 260))
             told = f"Thick: exponential mean, half-life {smoothing:.0f} points. Faint: every point."

@@ -22,9 +22,9 @@ from gnomon.studies.study import Study
 # How the main table is shown: keywords for `report.show`.
 SHOWN: dict[str, Any] = {
     "columns": {
-        "variant": "variant", "lr": "tuned lr", "seeds": "seeds", "mean": "final loss (nats)", "sd": "sd over seeds",
-        "difference": "against baseline", "interval": "95% t interval", "p": "p (Holm)", "verdict": "verdict",
-        "diverged": "diverged", "stalled": "stalled",
+        "variant": "variant", "lr": "tuned lr", "seeds": "seeds", "mean": "final loss (nats a token or image)",
+        "sd": "sd over seeds (nats)", "difference": "against baseline (nats)", "interval": "95% t interval (nats)", "p": "p (Holm)",
+        "verdict": "verdict", "diverged": "diverged", "stalled": "stalled",
     },
     "formats": {"mean": ".4f", "sd": ".4f", "difference": "+.4f", "lr": "g", "p": ".2g"},
 }  # fmt: skip

@@ -78,6 +78,7 @@ class Run:
         tokens: to train on.
         val: inputs and targets (N, T) of the fixed validation slice.
         probe_tokens: (n, T), the first of these inputs.
+        bytes_per_token: of the validation text; None where that is not known.
         adopted: what was loaded from `recipe.init`; None where nothing was.
     """
 
@@ -94,6 +95,7 @@ class Run:
     tokens: Any
     val: tuple[Tensor, Tensor]
     probe_tokens: Tensor
+    bytes_per_token: float | None
     autocast: Autocast
     adopted: dict[str, Any] | None
 
@@ -123,6 +125,7 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
         optimizer=optimizer.build(model, recipe.optim, assigned),
         tracker=Tracker(model, watch.track_every) if watch.track_every else None,
         tokens=tokens, val=val, probe_tokens=val[0][: max(watch.probe_tokens // T, 1)],
+        bytes_per_token=val_tokens.bytes_per_token,
         autocast=autocast(recipe.compute, device), adopted=adopted,
     )  # fmt: skip
 
@@ -137,8 +140,9 @@ def resume_or_start(run: Run) -> dict[str, Any]:
     if ranks.main:
         size = sum(p.numel() for p in run.model.parameters())
         write_environment(
-            run.folder, device=str(run.device), parameters=size, processes=ranks.world, strategy=ranks.strategy
-        )
+            run.folder, device=str(run.device), parameters=size, processes=ranks.world, strategy=ranks.strategy,
+            bytes_per_token=run.bytes_per_token,
+        )  # fmt: skip
     return progress or {"step": 0, "tokens": 0, "seconds": 0.0}
 
 
