@@ -18,6 +18,7 @@ import gnomon
 from gnomon import continuity, evaluation, report, studies
 from gnomon.errors import UserError, printable, refused
 from gnomon.files import check_writable, write_json
+from gnomon.train import Recipe
 
 # What imports torch (or takes a while) is imported inside the commands, so that help is instant; the rooms above are lazy.
 
@@ -52,7 +53,7 @@ def train(
         preset: tiny (if nothing is said), gpt2-small, gpt2-medium, gpt2-large or llama-34m.
         config: a recipe.json to start from instead of a preset.
         out: run folder; runs/PRESET-RESIDUAL-seedN by default.
-        steps: optimizer steps.
+        steps: optimizer steps; more than those of a finished run extend it.
         seed: of the init and the order of batches.
         lr: peak learning rate.
         residual: how sublayers join the stream; see `gnomon residuals`. Without this and --assignment: what we
@@ -68,7 +69,7 @@ def train(
         processes: how many to tell it for; as many as torchrun started by default.
         set: any other setting of the recipe, e.g. --set model.width=256 optim.clip=null.
     """
-    from gnomon.train.asking import optimizer_name, recipe_for, usual_folder
+    from gnomon.train.asking import recipe_for, usual_folder
 
     flags = {
         "steps": steps,
@@ -81,30 +82,32 @@ def train(
     }
     changes = {key: value for key, value in flags.items() if value is not None} | _pairs(set)
     recipe = recipe_for(preset, config, assignment=assignment, init=init, changes=changes)
-    if dry_run:
-        from gnomon.train.estimate import estimate, table
-
-        count = processes or int(os.environ.get("WORLD_SIZE", 1))
-        if is_main():
-            report.show(table(estimate(recipe, count, here=count == 1)))
-        return
-    if processes is not None:
-        raise UserError(f"--processes is for --dry-run; to train: torchrun --nproc-per-node {processes} -m gnomon train …")
     folder = out or usual_folder(recipe)
+    if processes is not None and not dry_run:
+        raise UserError(f"--processes is for --dry-run; to train: torchrun --nproc-per-node {processes} -m gnomon train …")
+    if dry_run:
+        if is_main():
+            _dry_run(recipe, folder, sink, processes or int(os.environ.get("WORLD_SIZE", 1)))
+        return
 
     from gnomon.train import train as run
 
-    tell = print if is_main() else lambda _: None
-    tell(
-        f"{recipe.name}: {recipe.model.residual}, {optimizer_name(recipe)}, lr {recipe.optim.lr:g}, "
-        f"{recipe.steps} steps -> {folder}"
-    )
-    record = run(recipe, folder, sinks=sink)
+    record = run(recipe, folder, sinks=sink, extend=True, tell=print)
     if record["stopped"]:
-        tell(f"stopped after step {record['step']}, saved; the same command continues")
+        if is_main():
+            print(f"stopped after step {record['step']}, saved; the same command continues")
         raise KeyboardInterrupt
     if is_main():
         print(f"wrote {evaluation.report_of(folder)}")
+
+
+def _dry_run(recipe: Recipe, folder: Path, sinks: tuple[str, ...], processes: int) -> None:
+    """What the run will take, and what would stand in its way."""
+    from gnomon.train.estimate import estimate, table
+    from gnomon.train.loop import check
+
+    report.show(table(estimate(recipe, processes, here=processes == 1)))
+    check(recipe, folder, sinks)
 
 
 def is_main() -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gnomon import data
 from gnomon.models.transformer import Transformer
 from gnomon.run_folder import locate
 from gnomon.train import checkpoint_layout, init_from
 from gnomon.train.device import choose_device
 from gnomon.train.recipe import ComputeConfig, Recipe
+from gnomon.train.run_data import open_tokenizer
 from gnomon.train.run_writer import load_recipe
 
 
@@ -21,15 +21,21 @@ def load(path: str | Path, device: str = "auto") -> tuple[Transformer, Any, Reci
     Raises:
         UserError: there is no checkpoint, or it is damaged.
     """
+    folder = run_of_path(Path(path))
     if is_hf_folder(path):
         model, recipe = init_from.load_hf_folder(str(path))
     else:
-        folder, path = locate(Path(path))
+        path = locate(Path(path))[1]
         recipe = load_recipe(folder)
         model = Transformer(checkpoint_layout.load_config(path))
         checkpoint_layout.load_weights(model, path)
     model.to(choose_device(ComputeConfig(device=device))).eval()
-    return model, data.tokenizer(recipe.data.tokenizer), recipe
+    return model, open_tokenizer(recipe, folder), recipe
+
+
+def run_of_path(path: Path) -> Path:
+    """The folder that keeps what belongs to a model: the run of a checkpoint, or the Hugging Face folder itself."""
+    return path if is_hf_folder(path) else locate(path)[0]
 
 
 def is_hf_folder(path: str | Path) -> bool:

@@ -15,7 +15,7 @@ import torch
 from gnomon import data
 from gnomon.data import wikitext as texts
 from gnomon.errors import UserError
-from gnomon.evaluation.loading import load
+from gnomon.evaluation.loading import load, run_of_path
 from gnomon.evaluation.scoring import loglikelihoods
 from gnomon.train.device import to_device
 from gnomon.train.run_data import open_data
@@ -47,9 +47,9 @@ def perplexity(
     """
     model, tokenizer, recipe = load(path, device)
     if source is None:
-        part = open_data(recipe)[1]
+        part = open_data(recipe, run_of_path(Path(path)))[1]
     else:
-        part = data.open_tokens(source, tokenizer=recipe.data.tokenizer)
+        part = data.open_tokens(source, tokenizer=tokenizer)
         if part.vocab_size is not None and part.vocab_size > model.config.vocab_size:
             raise UserError(
                 f"{source} has token ids up to {part.vocab_size - 1}, the model knows {model.config.vocab_size}; "

@@ -23,7 +23,7 @@ def measure(folder: Path, device: str = "auto") -> dict[str, Any]:
     """All of them for a run folder, on the first `tokens` of its validation data."""
     model, _, recipe = evaluation.load(folder, device=device)
     T = recipe.model.context
-    windows = data.slices(open_data(recipe)[1], context=T, count=max(tokens(recipe) // T, 1))
+    windows = data.slices(open_data(recipe, folder)[1], context=T, count=max(tokens(recipe) // T, 1))
     x_BT, y_BT = to_device(windows, model.embed.weight.device)
     return {
         "worth": worth(model, x_BT, y_BT),

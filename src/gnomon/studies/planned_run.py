@@ -77,7 +77,7 @@ def _language_model(run: PlannedRun, folder: Path, processes: int) -> dict[str, 
     finite = _train(run, folder) if processes == 1 else _launch(run, folder, processes)
     records = read_metrics(folder)
     losses = [r["val_loss"] for r in records if "val_loss" in r]
-    counts = data.frequencies(open_data(run.recipe)[0], run.recipe.model.vocab_size)
+    counts = data.frequencies(open_data(run.recipe, folder)[0], run.recipe.model.vocab_size)
     unigram = entropy([int(count) for count in counts])
     found = fate(losses, unigram, finite=finite)
     if finite and not run.tuning:

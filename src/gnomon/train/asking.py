@@ -28,7 +28,7 @@ def recipe_for(
         assignment: the optimizer of the preset, as `gnomon.train.preset` takes it. A residual among the `changes` is asked of
             the preset too, so that one thing is changed and the rest is the usual.
         init: a checkpoint to start from; it sets the model's shape and the tokenizer.
-        changes: settings by dotted path.
+        changes: settings by dotted path. With other data, what they leave open of tokenizer and vocabulary is that of the data.
 
     Raises:
         UserError: a preset or an assignment beside a file; an unknown name or setting; nothing readable at `init`.
@@ -49,8 +49,13 @@ def recipe_for(
         # Reading a checkpoint takes torch, which presets leave alone.
         from gnomon.train.init_from import start_from
 
-        recipe = start_from(recipe, init, residual, changes.get("data.tokenizer"))
-    return replace(recipe, changes)
+        recipe = start_from(recipe, init, residual, changes.get("data.tokenizer"), data_tell="data.train" in changes)
+    recipe = replace(recipe, changes)
+    if "data.train" in changes or recipe.data.tokenizer is None:
+        from gnomon.train.run_data import fit_to_data
+
+        recipe = fit_to_data(recipe, changes)
+    return recipe
 
 
 def optimizer_name(recipe: Recipe) -> str:

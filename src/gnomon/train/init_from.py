@@ -8,22 +8,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
 from gnomon.run_folder import RECIPE, run_of
 from gnomon.train.presets import BASELINE, preset
 from gnomon.train.recipe import Recipe, from_dict, to_dict
+from gnomon.train.run_data import BUILT_IN, TOKENIZER, unknown_tokenizer
 
 
-def start_from(recipe: Recipe, source: str, residual: str | None = None, tokenizer: str | None = None) -> Recipe:
+def start_from(
+    recipe: Recipe,
+    source: str,
+    residual: str | None = None,
+    tokenizer: str | None = None,
+    *,
+    data_tell: bool = False,
+) -> Recipe:
     """The recipe of a run that starts from a checkpoint, whose model's shape and tokenizer it takes.
 
     Args:
         source: a folder, file or hub id.
         residual: the residual asked for; None for the checkpoint's where it is one of gnomon's, else the recipe's.
         tokenizer: the tokenizer asked for; None for the checkpoint's.
+        data_tell: where nothing else tells the tokenizer, leave it (None) to the data.
 
     Raises:
         UserError: nothing readable there, a model that gnomon's blocks cannot be, or no sign of its tokenizer.
@@ -34,25 +42,25 @@ def start_from(recipe: Recipe, source: str, residual: str | None = None, tokeniz
     if residual is not None and residual != settings.get("residual", residual):
         settings |= {"residual": residual, "residual_options": {}}
     model = from_dict(to_dict(recipe.model) | settings, TransformerConfig)
-    words = dataclasses.replace(recipe.data, tokenizer=tokenizer or _tokenizer(source, model))
+    tokenizer = tokenizer or _tokenizer(source, model)
+    if tokenizer is None and not data_tell:
+        raise unknown_tokenizer(source, model.vocab_size)
+    words = dataclasses.replace(recipe.data, tokenizer=tokenizer)
     return dataclasses.replace(
         recipe, name=f"{recipe.name}-from-{Path(source).name}", model=model, data=words, init=source
     )
 
 
-def _tokenizer(source: str, model: TransformerConfig) -> str:
+def _tokenizer(source: str, model: TransformerConfig) -> str | None:
     path = Path(source)
     folder = path if path.is_dir() else path.parent
     for recipe in (folder / RECIPE, run_of(folder) / RECIPE):
         if recipe.exists():
-            return read_json(recipe)["data"]["tokenizer"]
+            kept, name = recipe.parent / TOKENIZER, read_json(recipe)["data"]["tokenizer"]
+            return str(kept) if name not in BUILT_IN and kept.exists() else name
     if (folder / "tokenizer.json").exists():
         return str(folder)
-    if 50257 <= model.vocab_size <= 50304:
-        return "gpt2"
-    raise UserError(
-        f"{source} has no tokenizer.json; name the tokenizer of its {model.vocab_size} ids: --set data.tokenizer=…"
-    )
+    return "gpt2" if 50257 <= model.vocab_size <= 50304 else None
 
 
 def load_hf_folder(source: str) -> tuple[Transformer, Recipe]:

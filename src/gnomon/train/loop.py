@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from gnomon import anatomy, data
 from gnomon.continuity import Tracker
+from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
 from gnomon.optim import Assignment, clip_logits
 from gnomon.progress import Progress
 from gnomon.run_folder import checkpoint_folders
 from gnomon.train import init_from, optimizer, postmortem, saving, schedule
+from gnomon.train.asking import optimizer_name
 from gnomon.train.device import Autocast, autocast, choose_device, flushed_denormals, to_device
 from gnomon.train.distributed import (
     ALONE,
@@ -40,30 +42,51 @@ from gnomon.train.distributed import (
 )
 from gnomon.train.probes import probe, probe_weights
 from gnomon.train.recipe import Recipe
-from gnomon.train.run_data import open_data
-from gnomon.train.run_writer import Metrics, open_run, write_environment
+from gnomon.train.run_data import fit_to_data, keep_tokenizer, open_data
+from gnomon.train.run_lock import only_one
+from gnomon.train.run_writer import Metrics, check_run, open_run, write_environment
 from gnomon.train.signals import stop_on_signal
 from gnomon.train.sinks import Sinks, check_sinks
 
 
-def train(recipe: Recipe, folder: str | Path, sinks: Sequence[str] = ()) -> dict[str, Any]:
+def train(
+    recipe: Recipe,
+    folder: str | Path,
+    sinks: Sequence[str] = (),
+    *,
+    extend: bool = False,
+    tell: Callable[[str], object] = lambda line: None,
+) -> dict[str, Any]:
     """Run the recipe in `folder`, or continue the run that is there.
 
     Args:
         sinks: where metrics go besides `metrics.jsonl`; names of `gnomon.train.sinks.SINKS`.
+        extend: a finished run may be given more steps, see `gnomon.train.run_writer.open_run`.
+        tell: gets a line on what is done where, once nothing stands in the way of it, and on where it goes on.
 
     Returns:
         The last metric record, with `stopped` true when a signal ended the run early (after saving).
 
     Raises:
-        UserError: the folder holds another recipe, the data do not fit the model, a sink is unknown or not installed,
-            or a loss is not finite.
+        UserError: the folder holds another recipe or is in use, the data do not fit the model, a sink is unknown or not
+            installed, or a loss is not finite.
     """
     check_sinks(sinks)
-    with flushed_denormals(), process_group(recipe, choose_device(recipe.compute)) as (ranks, device):
+    if recipe.data.tokenizer is None:
+        recipe = fit_to_data(recipe)
+    with (
+        flushed_denormals(),
+        process_group(recipe, choose_device(recipe.compute)) as (ranks, device),
+        contextlib.ExitStack() as held,
+    ):
         run = set_up(recipe, Path(folder), ranks, device)
         # All mistakes above are told before anything is written.
+        extended = ranks.on_main(lambda: open_run(run.folder, recipe, extend=extend))
+        ranks.on_main(lambda: held.enter_context(only_one(run.folder)))
         progress = resume_or_start(run)
+        for line in (announcement(run), extended, standing(run, progress)) if ranks.main else ():
+            if line:
+                tell(line)
         outlets = Sinks(sinks, run.folder, recipe, progress["step"]) if ranks.main else None
         with contextlib.closing(Metrics(run.folder, progress["step"], outlets, writes=ranks.main)) as metrics:
             return run_steps(run, progress, metrics)
@@ -107,7 +130,8 @@ class Run:
 
 def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> Run:
     """Make the parts of a run, from its seed or `recipe.init`; writes nothing."""
-    tokens, val_tokens = open_data(recipe)
+    tokens, val_tokens = open_data(recipe, folder)
+    rows(recipe, tokens, 1, ranks)
     T, watch = recipe.model.context, recipe.watch
     val = to_device(data.slices(val_tokens, context=T, count=max(watch.eval_tokens // T, 1)), device)
     torch.manual_seed(recipe.seed)
@@ -130,13 +154,26 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
     )  # fmt: skip
 
 
+def check(recipe: Recipe, folder: Path, sinks: Sequence[str] = ()) -> None:
+    """Raise what `train` would raise before its first step, but for what only the model's weights could tell; writes nothing."""
+    check_sinks(sinks)
+    choose_device(recipe.compute)
+    check_run(folder, recipe, extend=True)
+    tokens, val_tokens = open_data(recipe, folder)
+    rows(recipe, tokens, 1)
+    data.slices(val_tokens, context=recipe.model.context, count=1)
+
+
 def resume_or_start(run: Run) -> dict[str, Any]:
-    """Open the run folder and load its newest checkpoint; returns the step, tokens and seconds so far."""
+    """Load the newest checkpoint of the run, or where there is none that of `recipe.branch`; returns the step, tokens and
+    seconds so far."""
     ranks = run.ranks
-    ranks.on_main(lambda: open_run(run.folder, run.recipe))
+    ranks.on_main(lambda: keep_tokenizer(run.recipe, run.folder))
     if run.adopted is not None and ranks.main:
         init_from.report_init(run.folder, run.adopted, getattr(run.optimizer, "placed", []))
-    progress = saving.resume(run.folder, run.model, run.optimizer, run.tracker, ranks)
+    progress = saving.resume(run.folder, run.model, run.optimizer, run.tracker, ranks, run.recipe.branch)
+    if progress is not None and progress["step"] > run.recipe.steps:
+        raise UserError(f"the checkpoint is of step {progress['step']}, after the last of these {run.recipe.steps}; set more steps")
     if ranks.main:
         size = sum(p.numel() for p in run.model.parameters())
         write_environment(
@@ -144,6 +181,24 @@ def resume_or_start(run: Run) -> dict[str, Any]:
             bytes_per_token=run.bytes_per_token,
         )  # fmt: skip
     return progress or {"step": 0, "tokens": 0, "seconds": 0.0}
+
+
+def announcement(run: Run) -> str:
+    """What is trained, and where."""
+    recipe = run.recipe
+    return (
+        f"{recipe.name}: {recipe.model.residual}, {optimizer_name(recipe)}, lr {recipe.optim.lr:g}, {recipe.steps} steps, "
+        f"data {recipe.data.train} ({recipe.data.tokenizer}) -> {run.folder}"
+    )
+
+
+def standing(run: Run, progress: dict[str, Any]) -> str:
+    """Where the run goes on; "" at its beginning."""
+    step, recipe = progress["step"], run.recipe
+    if step == recipe.steps:
+        return f"at its last step, {step}, already; more --steps would extend it"
+    own = not recipe.branch or checkpoint_folders(run.folder)
+    return f"goes on after step {step}" + ("" if own else f" of {recipe.branch}") if step else ""
 
 
 def run_steps(run: Run, progress: dict[str, Any], metrics: Metrics) -> dict[str, Any]:
@@ -181,7 +236,7 @@ def take_step(run: Run, step: int, stop: bool, recent: list[dict[str, Any]]) -> 
         NonFinite: the loss or a gradient is not finite; no weight was changed.
     """
     recipe, model, ranks = run.recipe, run.model, run.ranks
-    x_BT, y_BT = training_batch(run, step)
+    x_BT, y_BT = to_device(rows(recipe, run.tokens, step, ranks), run.device)
     rate = schedule.ratio(recipe.schedule, step - 1, recipe.steps)
     optimizer.set_rate(run.optimizer, rate)
     run.optimizer.zero_grad(set_to_none=True)
@@ -208,15 +263,11 @@ def take_step(run: Run, step: int, stop: bool, recent: list[dict[str, Any]]) -> 
     return {"step": step, "loss": loss, "lr": recipe.optim.lr * rate, "grad_norm": norm_now, "tokens": tokens}, stop
 
 
-def training_batch(run: Run, step: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, T) of this process at a step, from 1."""
-    source, ranks = run.recipe.data, run.ranks
-    return to_device(
-        data.batch(
-            run.tokens, seed=run.recipe.seed, step=step - 1, batch=source.batch, context=run.recipe.model.context,
-            boundaries=source.boundaries, rank=ranks.rank, world=ranks.world,
-        ),
-        run.device,
+def rows(recipe: Recipe, tokens: Any, step: int, ranks: Ranks = ALONE) -> tuple[Any, Any]:
+    """Inputs and targets (B, T) of this process at a step, from 1; numpy arrays."""
+    return data.batch(
+        tokens, seed=recipe.seed, step=step - 1, batch=recipe.data.batch, context=recipe.model.context,
+        boundaries=recipe.data.boundaries, rank=ranks.rank, world=ranks.world,
     )  # fmt: skip
 
 

@@ -29,7 +29,8 @@ class DataConfig:
             their shares of the rows: "0.7*out/novels + 0.3*out/code".
         val: the same for validation; None takes a folder's own validation shards, else the tail of `train`.
         val_fraction: how much of `train` that tail is.
-        tokenizer: "byte", "gpt2" or a tokenizer.json; used for text, checked against token files.
+        tokenizer: "byte", "gpt2" or a tokenizer.json; used for text, checked against token files. None takes that of the
+            token files, and as many ids.
         batch: sequences a step, over all micro-batches and processes.
         accumulate: micro-batches a step; the gradient equals that of the whole batch.
         boundaries: "ignore" cuts rows anywhere, as nanoGPT does; "respect" gives each row tokens of one document only,
@@ -39,7 +40,7 @@ class DataConfig:
     train: str = "jargon"
     val: str | None = None
     val_fraction: ProperFraction = 0.05
-    tokenizer: str = "byte"
+    tokenizer: str | None = "byte"
     batch: Count = 16
     accumulate: Count = 1
     boundaries: str = "ignore"
@@ -188,6 +189,8 @@ class Recipe:
         seed: of the init and of the order of batches.
         init: a checkpoint to start from instead of the seed's weights: a Hugging Face GPT-2 or Llama, or one of gnomon's own,
             by folder, file or hub id.
+        branch: a run folder or one of its checkpoints from which this run goes on, at its step, with its weights and its
+            optimizer's state; other settings than the shape of the model may be new.
     """
 
     name: str
@@ -195,6 +198,7 @@ class Recipe:
     model: TransformerConfig
     seed: Annotated[int, "[0, 18446744073709551616)"] = 0
     init: str | None = None
+    branch: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -210,6 +214,8 @@ class Recipe:
         check_name("compute.precision", self.compute.precision, ("fp32", "bf16"))
         check_name("parallel.strategy", self.parallel.strategy, ("auto", "none", "ddp", "fsdp"))
         check_ranges(self)
+        if self.init is not None and self.branch is not None:
+            raise UserError("init and branch are two places to start from; give one of them")
         if self.data.batch % self.data.accumulate:
             raise UserError(
                 f"data.batch {self.data.batch} is not a multiple of data.accumulate {self.data.accumulate}; "

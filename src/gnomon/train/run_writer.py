@@ -15,33 +15,68 @@ import torch
 import gnomon
 from gnomon.errors import UserError
 from gnomon.files import atomic, read_json, spelled, write_json
-from gnomon.run_folder import ENVIRONMENT, METRICS, RECIPE, read_metrics
+from gnomon.run_folder import ENVIRONMENT, METRICS, RECIPE, checkpoint_folders, read_metrics, step_of
 from gnomon.train.recipe import Recipe, difference, from_dict, to_dict
+from gnomon.train.schedule import ratio
 from gnomon.train.sinks import Sink
 
 FREE = ("parallel.", "compute.device:")
+EXTENDABLE = ("steps:", "schedule.", "watch.")
 
 
-def open_run(folder: Path, recipe: Recipe) -> None:
-    """Create the folder with its recipe, or check that the one there is a run of the same recipe.
+def check_run(folder: Path, recipe: Recipe, *, extend: bool = False) -> str:
+    """Whether the recipe can be run, or gone on with, in a folder.
 
     How the run is shared out (`parallel.…`) and the device may change from start to start; `environment.json` tells which.
+
+    Args:
+        extend: a finished run may get more steps, and for these another schedule and other measurements.
+
+    Returns:
+        how it would be extended, in a line; "" where nothing differs or nothing is there.
 
     Raises:
         UserError: the folder holds another recipe (the message lists what differs), or other files.
     """
-    file = folder / RECIPE
-    if file.exists():
-        changes = [line for line in difference(load_recipe(folder), recipe) if not line.startswith(FREE)]
-        if changes:
-            raise UserError(
-                f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changes) + "\n"
-                "Give the same settings to continue it, or another --out for a new run."
-            )
-        return
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty and holds no recipe.json; give another --out")
-    write_json(file, to_dict(recipe))
+    if not (folder / RECIPE).exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} is not empty and holds no recipe.json; give another --out")
+        return ""
+    old = load_recipe(folder)
+    changes = [line for line in difference(old, recipe) if not line.startswith(FREE)]
+    if not changes:
+        return ""
+    finished = [step_of(path) for path in checkpoint_folders(folder)][-1:] == [old.steps]
+    longer = recipe.steps > old.steps and all(line.startswith(EXTENDABLE) for line in changes)
+    if extend and finished and longer:
+        return _extension(old, recipe)
+    raise UserError(
+        f"{folder} holds a run of another recipe:\n  " + "\n  ".join(changes) + "\n"
+        "Give the same settings to continue it, or another --out for a new run"
+        f" (with --set branch={folder} one that goes on from here)."
+        + (" Once it is finished it can get more steps." if longer and extend else "")
+    )
+
+
+def open_run(folder: Path, recipe: Recipe, *, extend: bool = False) -> str:
+    """`check_run`, and write the recipe where it is new; of an extended run the one until then is kept beside it."""
+    extension, file = check_run(folder, recipe, extend=extend), folder / RECIPE
+    if extension:
+        old = load_recipe(folder)
+        write_json(folder / f"recipe-until-{old.steps:08d}.json", to_dict(old))
+    if extension or not file.exists():
+        write_json(file, to_dict(recipe))
+    return extension
+
+
+def _extension(old: Recipe, new: Recipe) -> str:
+    """The rate is a function of the step and of how many there are, so more steps change it from one step to the next."""
+    ended = old.optim.lr * ratio(old.schedule, old.steps - 1, old.steps)
+    goes_on = new.optim.lr * ratio(new.schedule, old.steps, new.steps)
+    return (
+        f"extended from {old.steps} to {new.steps} steps: schedule {new.schedule.name} over all of them, so the rate, "
+        f"which ended at {ended:.3g}, goes on at {goes_on:.3g}"
+    )
 
 
 def load_recipe(folder: Path) -> Recipe:
@@ -59,7 +94,9 @@ def load_recipe(folder: Path) -> Recipe:
 
 
 def write_environment(folder: Path, **facts: Any) -> None:
-    """What the numbers were made with."""
+    """What the numbers were made with; `directory` is where the run was first started, which relative paths start from."""
+    before = read_json(folder / ENVIRONMENT).get("directory") if (folder / ENVIRONMENT).exists() else None
+    directory = before if before is not None and Path(before).is_dir() else str(Path.cwd())
     write_json(
         folder / ENVIRONMENT,
         {
@@ -69,6 +106,7 @@ def write_environment(folder: Path, **facts: Any) -> None:
             "platform": platform.platform(),
             "processor": platform.processor() or platform.machine(),
             "threads": torch.get_num_threads(),
+            "directory": directory,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": " ".join(os.path.basename(a) if i == 0 else a for i, a in enumerate(sys.argv)),
             **facts,

@@ -15,7 +15,7 @@ from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder, read_json, remove_partials
 from gnomon.models.transformer import Transformer
-from gnomon.run_folder import CHECKPOINTS, checkpoint_folder, checkpoint_folders
+from gnomon.run_folder import CHECKPOINTS, checkpoint_folder, checkpoint_folders, locate
 from gnomon.train import checkpoint_layout
 from gnomon.train.checkpoint_layout import damage, flat_tracker, read_tensors
 from gnomon.train.distributed import ALONE, Ranks
@@ -80,13 +80,19 @@ def resume(
     optimizer: Optimizer,
     tracker: Tracker | None = None,
     ranks: Ranks = ALONE,
+    branch: str | None = None,
 ) -> dict[str, Any] | None:
     """Load the newest checkpoint into model, optimizer and tracker; returns its progress, or None when there is none.
+
+    What the optimizer remembers is the checkpoint's; its settings are as they were built.
+
+    Args:
+        branch: another run, or a checkpoint of one, to load where this one has none.
 
     Raises:
         UserError: the checkpoint is damaged or belongs to other parameters.
     """
-    path = ranks.on_main(lambda: _newest(folder))
+    path = ranks.on_main(lambda: _newest(folder, branch))
     if path is None:
         return None
     if (wrong := damage(path, ranks)) is not None:
@@ -95,21 +101,30 @@ def resume(
     rest = progress.pop("optimizer")
     _check_order(path, rest, optimizer)
     weights, state, remembered = _read(path, model, tracker, ranks)
+    if tracker is not None and not remembered:
+        raise UserError(f"{path} was saved without a tracker; set watch.track_every=0, or track from the first step of a run")
     checkpoint_layout.put_weights(model, weights, path)
     parameters = dict(model.named_parameters())
     state = {
         key: checkpoint_layout.in_layout_of(parameters[key.split("/", 1)[1]], value) for key, value in state.items()
     }
+    settings = [{key: group[key] for key in group.keys() - _REMEMBERED} for group in optimizer.param_groups]
     optimizer.load_state_dict(checkpoint_layout.join_state(state, rest))
+    for group, own in zip(optimizer.param_groups, settings):
+        group |= own
     if tracker is not None:
         tracker.load_state_dict(checkpoint_layout.nested_tracker(remembered))
     return progress
 
 
-def _newest(folder: Path) -> Path | None:
+_REMEMBERED = {"params", "param_names", "step", "manifolds"}
+
+
+def _newest(folder: Path, branch: str | None) -> Path | None:
     if (folder / CHECKPOINTS).exists():
         remove_partials(folder / CHECKPOINTS)
-    return next(reversed(checkpoint_folders(folder)), None)
+    own = next(reversed(checkpoint_folders(folder)), None)
+    return own if own is not None or branch is None else locate(Path(branch))[1]
 
 
 def _way_back(folder: Path, path: Path, wrong: str) -> str:
@@ -145,5 +160,6 @@ def _read(
         from gnomon.train import sharded_saving
 
         return sharded_saving.read(path, model, tracker, ranks)
-    remembered = read_tensors(path / "tracker.safetensors") if tracker is not None else {}
+    tracked = path / "tracker.safetensors"
+    remembered = read_tensors(tracked) if tracker is not None and tracked.exists() else {}
     return read_tensors(path / "model.safetensors"), read_tensors(path / "optimizer.safetensors"), remembered
