@@ -127,10 +127,11 @@ def read_json(path: str | os.PathLike) -> Any:
     Raises:
         UserError: it is not there or cannot be read, or is not JSON (with the place).
     """
+    data = check_readable(path).read_bytes()
     try:
-        return json.loads(check_readable(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets without end
+        raise UserError(f"{path} is not JSON: {error}. Write or download it again.") from error
 
 
 def spelled(value: Any) -> Any:

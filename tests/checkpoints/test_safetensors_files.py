@@ -25,6 +25,11 @@ def some(dtype=torch.float32):
     return {name: (torch.randn(shape, generator=g) * 10).to(dtype) for name, shape in make.items()}
 
 
+def opened(path):
+    """As stored: nothing is dequantised."""
+    return safetensors_files.over(str(path), safetensors_files.read_header(path))
+
+
 def sharded(folder, parts, index=None):
     """Write `parts` (a list of dicts) as shards with an index; returns the folder."""
     weight_map = {}
@@ -40,7 +45,7 @@ def sharded(folder, parts, index=None):
 def test_bytes_are_what_safetensors_wrote(tmp_path, dtype):
     tensors = some(dtype)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    checkpoint = safetensors_files.open_file(tmp_path / "model.safetensors")
+    checkpoint = opened(tmp_path / "model.safetensors")
     assert set(checkpoint.entries) == set(tensors)
     buffer = Buffer()
     for name, tensor in tensors.items():
@@ -202,12 +207,12 @@ GOOD = {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}
 )
 def test_damaged_headers_name_the_tensor(tmp_path, header, message):
     with pytest.raises(UserError, match=message):
-        safetensors_files.open_file(write(tmp_path / "x.safetensors", header))
+        opened(write(tmp_path / "x.safetensors", header))
 
 
 def test_an_unknown_dtype_spoils_only_its_tensor(tmp_path):
     header = {"w": {**GOOD, "dtype": "F5_E9"}, "v": {"dtype": "F32", "shape": [1], "data_offsets": [64, 68]}}
-    checkpoint = safetensors_files.open_file(write(tmp_path / "x.safetensors", header, b"\0" * 68))
+    checkpoint = opened(write(tmp_path / "x.safetensors", header, b"\0" * 68))
     assert checkpoint.read("v").shape == (1,)
     with pytest.raises(UserError, match="'w' is stored as F5_E9"):
         checkpoint.read("w")
@@ -216,7 +221,7 @@ def test_an_unknown_dtype_spoils_only_its_tensor(tmp_path):
 def test_a_header_whose_length_looks_like_a_pickle(tmp_path):
     # 0x280 bytes of header begin the file with the first bytes of a pickle.
     text = json.dumps({"w": GOOD}).ljust(0x280)
-    assert safetensors_files.open_file(write(tmp_path / "x.safetensors", text.encode())).entries["w"].shape == (4, 4)
+    assert opened(write(tmp_path / "x.safetensors", text.encode())).entries["w"].shape == (4, 4)
 
 
 JSON = st.recursive(
@@ -261,7 +266,7 @@ def test_any_flipped_bytes_read_or_say_why_not(tmp_path, data):
 
 def read_or_refuse(path):
     try:
-        checkpoint = safetensors_files.open_file(path)
+        checkpoint = opened(path)
     except UserError as error:
         assert len(str(error)) > 20
         return
@@ -289,7 +294,7 @@ def test_an_index_of_222747_tensors(tmp_path):
 def test_a_file_that_shrinks_while_it_is_read(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.zeros(1000)}, path)
-    checkpoint = safetensors_files.open_file(path)
+    checkpoint = opened(path)
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(UserError, match="ends inside the tensor 'w': 8 bytes are missing"):
         checkpoint.read("w")

@@ -99,7 +99,7 @@ def test_code_in_a_file_is_never_run(tmp_path, save):
         (b"GGUF" + bytes(40), "GGUF file. Rename"),
         (b"\x89HDF\r\n" + bytes(40), "HDF5"),
         (b"hello, I am a text file", "neither a zip file nor a pickle"),
-        (b"\x10\x00\x00\x00\x00\x00\x00\x00{}              ", "looks like safetensors"),
+        (b"\x10\x00\x00\x00\x00\x00\x00\x00{}              ", "not a torch file but a safetensors file. Rename it"),
         (b"\x80\x02garbage", "damaged or is not a torch checkpoint"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_truncated_file(tmp_path):
     path = tmp_path / "pytorch_model.bin"
     torch.save(some(), path)
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(UserError, match="neither a zip file|damaged|torch zip"):
+    with pytest.raises(UserError, match="cut short: it begins as a torch file"):
         open_checkpoint(path)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gnomon.anatomy import headers
 from gnomon.anatomy.anatomy import Anatomy, Part
 from gnomon.anatomy.block import WHOLE, Block
 from gnomon.anatomy.families import INSIDE, OUTSIDE, Entry, Weight
@@ -24,11 +23,11 @@ from gnomon.errors import UserError
 
 
 def read(source: Any, config: Any = None) -> Anatomy:
-    """What every tensor of a model is. No value is read, and torch is not imported.
+    """What every tensor of a model is. No value is read, and for names and shapes torch is not imported.
 
     Args:
-        source: a live `nn.Module`; a local folder or `.safetensors` file (only headers are read); or a
-            mapping from tensor names to shapes (or to anything with `.shape`).
+        source: a live `nn.Module`; a checkpoint by its path, of any kind that `gnomon.checkpoints.open_checkpoint`
+            reads; or a mapping from tensor names to shapes (or to anything with `.shape`).
         config: what config.json says: a dict, a Hugging Face config, or any object with the same attributes.
             Found by itself in a folder and on a live model. Without it, fused tensors whose rows lie head by
             head cannot be taken apart; they are reported whole, with a doubt.
@@ -37,8 +36,10 @@ def read(source: Any, config: Any = None) -> Anatomy:
         UserError: nothing readable is there, or `source` is of another kind.
     """
     if isinstance(source, (str, os.PathLike)):
-        shapes, found = headers.read(source)
-        return _read(from_mapping(shapes), as_dict(config) or found)
+        from gnomon.checkpoints import open_checkpoint
+
+        checkpoint = open_checkpoint(source, config=as_dict(config) or None)
+        return _read(from_mapping(checkpoint.entries), dict(checkpoint.config))
     if isinstance(source, Mapping):
         return _read(from_mapping(source), as_dict(config))
     if hasattr(source, "named_parameters"):

@@ -14,18 +14,6 @@ from torch import Tensor
 from gnomon.errors import UserError, suggest
 from gnomon.sharding import whole
 
-# Formats met under the wrong name: first bytes, and what to say.
-_MAGIC = {
-    b"version https://git-lfs": "a Git LFS pointer: a few lines that stand for a file which was not "
-    "downloaded. Fetch the real file (`git lfs pull`, or download it again)",
-    b"PK\x03\x04": "a torch zip file. Rename it to .bin or .pt",
-    b"GGUF": "a GGUF file. Rename it to .gguf",
-    b"\x89HDF": "an HDF5 (Keras, TensorFlow) file. Convert it to safetensors first",
-    b"\x80\x02": "a Python pickle. Rename it to .bin if it is a torch checkpoint you trust",
-    b"<!DOCTYPE": "an HTML page, most likely an error page saved by the download. Download the file again",
-    b"<html": "an HTML page, most likely an error page saved by the download. Download the file again",
-}
-
 
 class Entry(NamedTuple):
     """One tensor of a checkpoint: its shape, its dtype as stored ("BF16"), and its place in `file`."""
@@ -38,7 +26,8 @@ class Entry(NamedTuple):
 
 
 class Buffer:
-    """Memory for one tensor at a time, used again and again: fresh pages cost six times the read itself."""
+    """Memory for one tensor at a time, used again and again: to read matrices of 117 MB into fresh pages takes three times
+    as long (1.0 s in place of 0.3 s for five of them)."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
@@ -116,6 +105,16 @@ def from_module(module: torch.nn.Module) -> Checkpoint:
     return from_tensors(dict(module.named_parameters(remove_duplicate=False)), type(module).__name__, config)
 
 
+def check_dense(tensor: Tensor, what: str) -> None:
+    """Raise a `UserError` when the tensor is of a kind that holds no plain numbers."""
+    if tensor.is_meta:
+        raise UserError(f"{what} is on the meta device and holds no numbers. Load the weights first.")
+    if tensor.layout != torch.strided:
+        raise UserError(f"{what} is stored as {str(tensor.layout).removeprefix('torch.')}. Save it with .to_dense().")
+    if tensor.is_quantized:
+        raise UserError(f"{what} is a quantised torch tensor. Save it with .dequantize().")
+
+
 def read_tensor(name: str, entry: Entry, buffer: Buffer | None, index: int | None = None) -> Tensor:
     """One tensor by positioned reads: nothing is mapped, so nothing of the file stays resident.
 
@@ -140,18 +139,6 @@ def read_tensor(name: str, entry: Entry, buffer: Buffer | None, index: int | Non
                 )
             done += count
     return raw.view(DTYPES[entry.dtype]).reshape(entry.shape)
-
-
-def wrong_format(path: Path, wanted: str) -> str | None:
-    """What the file really is, when its first bytes say that it is not `wanted`."""
-    with open(path, "rb") as file:
-        head = file.read(64)
-    if not head:
-        return f"{path} is empty. The download or the copy failed; fetch it again."
-    for magic, what in _MAGIC.items():
-        if head.startswith(magic):
-            return f"{path} is not {wanted} but {what}."
-    return None
 
 
 def size_text(shape: Iterable[int]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -12,12 +11,12 @@ from typing import Any
 
 import torch
 
-from gnomon.checkpoints import gguf_files, lora, quantised, safetensors_files, torch_files
-from gnomon.checkpoints.checkpoint import Buffer, Checkpoint, Entry, from_module, from_tensors, shown
-from gnomon.errors import UserError
+from gnomon.checkpoints import gguf_files, lora, quantised, safetensors_files, shard_index, torch_files
+from gnomon.checkpoints.checkpoint import Checkpoint, from_module, from_tensors, shown
+from gnomon.checkpoints.hub_download import fetched, is_hub_name
+from gnomon.errors import UserError, refused
+from gnomon.files import check_readable, read_json
 from gnomon.run_folder import is_run, newest_checkpoint
-
-__all__ = ["Buffer", "Checkpoint", "Entry", "open_checkpoint"]
 
 _TORCH = (".bin", ".pt", ".pth", ".ckpt")
 _TRAINING = ("optimizer", "training_args", "rng_state", "scheduler")
@@ -29,7 +28,6 @@ _FOREIGN = {
     ".tflite": "TensorFlow Lite",
     ".mlmodel": "Core ML",
 }
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 
 
 def open_checkpoint(source: Any, *, base: Any = None, config: Mapping[str, Any] | None = None) -> Checkpoint:
@@ -52,40 +50,50 @@ def open_checkpoint(source: Any, *, base: Any = None, config: Mapping[str, Any] 
         return from_module(source)
     if isinstance(source, Mapping):
         return quantised.dequantised(from_tensors(source, config=config))
-    path = Path(source).expanduser()
-    if not path.exists():
-        path = _from_hub(str(source))
-    path = newest_checkpoint(path) if is_run(path) else path
-    folder = path if path.is_dir() else path.parent
-    adapter = folder / "adapter_config.json"
-    checkpoint = _open_folder(path) if path.is_dir() else _open_file(path)
-    known = config or checkpoint.config or _config(folder / "config.json")
-    checkpoint = dataclasses.replace(checkpoint, name=str(source), config=dict(known))
+    try:
+        checkpoint, adapter = _open_path(source, config)
+    except OSError as error:
+        raise refused(error) or error from None
     if any(".lora_" in name for name in checkpoint.entries):
         opened = open_checkpoint(base) if base is not None else None
-        return lora.update(checkpoint, _config(adapter), opened)
+        return lora.update(checkpoint, adapter, opened)
     if base is not None:
         raise UserError(f"{source} holds no LoRA factors: there is nothing to add to a base. Leave it out.")
     return quantised.dequantised(checkpoint)
 
 
+def _open_path(source: Any, config: Mapping[str, Any] | None) -> tuple[Checkpoint, dict[str, Any]]:
+    """The checkpoint as stored, and the contents of adapter_config.json."""
+    path = Path(source).expanduser()
+    if not os.path.lexists(path):
+        path = _from_hub(str(source))
+    path = newest_checkpoint(path) if is_run(path) else path
+    folder = path if path.is_dir() else path.parent
+    checkpoint = _open_folder(path) if path.is_dir() else _open_file(path)
+    known = config or checkpoint.config or _config(folder / "config.json")
+    checkpoint = dataclasses.replace(checkpoint, name=str(source), config=dict(known))
+    return checkpoint, _config(folder / "adapter_config.json")
+
+
 def _open_folder(folder: Path) -> Checkpoint:
-    files = {item.name: item for item in sorted(folder.iterdir()) if item.is_file()}
+    # Links to what is gone, pipes and the like are told when they are opened.
+    files = {item.name: item for item in sorted(folder.iterdir()) if not item.is_dir()}
     indices = [name for name in files if name.endswith(".safetensors.index.json")]
     if chosen := _only(indices, "model.safetensors.index.json", folder):
-        return safetensors_files.open_index(files[chosen])
+        return _open_file(files[chosen])
     tensors = [name for name in files if name.endswith(".safetensors")]
     numbered = [files[name] for name in tensors if "-of-" in name]
-    if len(numbered) > 1 and safetensors_files.whole_set(numbered):
-        return safetensors_files.open_numbered(numbered)
+    if len(numbered) > 1 and shard_index.whole_set(numbered):
+        found, notes = shard_index.from_numbers(numbered, safetensors_files.read_header)
+        return safetensors_files.over(str(folder), found, notes)
     if chosen := _only(tensors, ("model.safetensors", "adapter_model.safetensors"), folder):
-        return _passing_over(safetensors_files.open_file(files[chosen]), tensors, chosen)
+        return _passing_over(_open_file(files[chosen]), tensors, chosen)
     indices = [name for name in files if name.endswith(".bin.index.json")]
     if chosen := _only(indices, "pytorch_model.bin.index.json", folder):
-        return torch_files.open_index(files[chosen])
+        return _open_file(files[chosen])
     torches = [name for name in files if name.endswith(_TORCH) and not name.startswith(_TRAINING)]
     if chosen := _only(torches, ("pytorch_model.bin", "adapter_model.bin", "model.bin", "model.pt"), folder):
-        return _passing_over(torch_files.open_file(files[chosen]), torches, chosen)
+        return _passing_over(_open_file(files[chosen]), torches, chosen)
     if ggufs := [files[name] for name in files if name.endswith(".gguf")]:
         if len(ggufs) == 1 or all(re.search(r"-\d{5}-of-\d{5}\.gguf$", path.name) for path in ggufs):
             return gguf_files.open_files(ggufs)
@@ -95,14 +103,20 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 
 def _open_file(path: Path) -> Checkpoint:
+    check_readable(path)
+    notes: list[str] = []
+    if path.name.endswith(".safetensors.index.json"):
+        return safetensors_files.over(str(path.parent), *shard_index.from_index(path, safetensors_files.read_header))
     if path.name.endswith(".index.json"):
-        return (safetensors_files if ".safetensors." in path.name else torch_files).open_index(path)
+        found, said = shard_index.from_index(path, lambda shard: torch_files.read_file(shard, notes))
+        return torch_files.over(str(path.parent), found, (*notes, *said))
     if path.suffix == ".safetensors":
-        return safetensors_files.open_file(path)
+        return safetensors_files.over(str(path), safetensors_files.read_header(path), shard_index.one_of_many(path))
     if path.suffix == ".gguf":
         return gguf_files.open_files([path])
     if path.suffix in _TORCH:
-        return torch_files.open_file(path)
+        stored = torch_files.read_file(path, notes)
+        return torch_files.over(str(path), stored, (*notes, *shard_index.one_of_many(path)))
     raise UserError(f"{path} is no checkpoint (.safetensors, .bin, .pt, .gguf). {_convert(path)}")
 
 
@@ -128,40 +142,17 @@ def _passing_over(checkpoint: Checkpoint, names: list[str], chosen: str) -> Chec
 
 
 def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({error}). Download it again, or remove it.") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise UserError(f"{path} is not a JSON object. Download it again, or remove it.")
     return config
 
 
 def _from_hub(name: str) -> Path:
-    if not _HUB_ID.match(name):
-        near = Path(name).expanduser().parent
-        there = f" {near} holds {shown(near)}." if near.is_dir() else ""
-        raise UserError(f"{name} does not exist.{there} Give a folder, a file, or a hub id `owner/name`.")
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise UserError(
-            f"{name} is no local path, and to fetch it the package huggingface-hub is needed ({error}). "
-            'Install it: pip install "gnomon[hf]"'
-        ) from None
-    try:
-        for weights in ("*.safetensors", "*.bin"):
-            patterns = [weights, "*.index.json", "config.json", "adapter_config.json"]
-            folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
-            if any(folder.glob(weights)):
-                break
-    except Exception as error:  # offline, unknown, gated: each has its own class, all the user's to mend
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"{name} is no local path and could not be fetched{offline}: {reason} "
-            "Check the name and the connection, or download the model and give its folder."
-        ) from None
-    return folder
+    if is_hub_name(name):
+        return fetched(name)
+    near = Path(name).expanduser().parent
+    there = f" {near} holds {shown(near)}." if near.is_dir() else ""
+    raise UserError(f"{name} does not exist.{there} Give a folder, a file, or a hub id `owner/name`.")

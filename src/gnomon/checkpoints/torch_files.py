@@ -1,149 +1,174 @@
-"""Torch files (.bin, .pt, .pth), read with `weights_only=True` and never otherwise: no code in them runs."""
+"""Torch files (.bin, .pt, .pth), unpickled with `weights_only=True` and never otherwise: no code in them runs.
+
+A torch file is a zip archive of a pickle (names, shapes, and which bytes are whose) and of the bytes themselves, stored as they
+are. Only the pickle is loaded; the numbers are then read from their places in the file, as those of safetensors are. Mapping
+the file instead leaves 300 MB resident after 300 MB of weights, reading leaves 20 MB, in the same time (0.15 s).
+"""
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnomon.checkpoints.checkpoint import Buffer, Checkpoint, Entry, dtype_name, wrong_format
-from gnomon.checkpoints.safetensors_files import read_index
+from gnomon.checkpoints.checkpoint import Buffer, Checkpoint, Entry, check_dense, dtype_name, read_tensor
+from gnomon.checkpoints.file_kinds import wrong_format
 from gnomon.errors import UserError
+from gnomon.files import check_readable
 
 # What training scripts wrap a state dict in.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "weights", "params", "network")
+_DEEPEST = 32
 
 
-def open_file(path: Path) -> Checkpoint:
-    """One torch file.
+class Stored(NamedTuple):
+    """A tensor of a file: without its numbers (on the meta device) where `entry.offset` says their place, else with them."""
+
+    entry: Entry
+    tensor: Tensor
+
+
+def over(name: str, stored: Mapping[str, Stored], notes: tuple[str, ...] = ()) -> Checkpoint:
+    """A checkpoint over what `read_file` found."""
+
+    def load(key: str, buffer: Buffer | None, index: int | None) -> Tensor:
+        entry, tensor = stored[key]
+        tensor = tensor if index is None else tensor[index]
+        if not (tensor.is_meta and entry.offset):
+            check_dense(tensor, f"{entry.file}: {key!r}")
+            return tensor.clone(memory_format=torch.preserve_format)
+        # From the first number to the last, which for a transposed matrix or one cut out of a larger one are not side by side.
+        reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+        if tensor.numel() * tensor.element_size() > max(1 << 20, Path(entry.file).stat().st_size):
+            raise UserError(f"{entry.file}: {key!r} repeats {reach} numbers up to a shape of {tuple(tensor.shape)}.")
+        place = entry.offset + (tensor.storage_offset() - stored[key].tensor.storage_offset()) * tensor.element_size()
+        span = entry._replace(shape=(reach,), nbytes=reach * tensor.element_size(), offset=place)
+        values = read_tensor(key, span, buffer).as_strided(tensor.shape, tensor.stride())
+        return values.conj() if tensor.is_conj() else values
+
+    return Checkpoint(name, {key: one.entry for key, one in stored.items()}, load, notes=notes)
+
+
+def read_file(path: Path, notes: list[str] | None = None) -> dict[str, Stored]:
+    """The tensors of one torch file, in the order of their bytes.
+
+    Args:
+        notes: what was passed over is added here.
 
     Raises:
         UserError: not a torch file, damaged, or it asks for code to be run.
     """
-    tensors, notes = _load(path)
-    return _checkpoint(str(path), {name: (tensor, str(path)) for name, tensor in tensors.items()}, notes)
+    notes = [] if notes is None else notes
+    zipped = zipfile.is_zipfile(check_readable(path))
+    if zipped:
+        _check_archive(path)
+    else:
+        _check_pickle(path)
+        notes.append(f"{path.name} is in torch's format from before 1.6 and was read whole")
+    value = _unpickled(path, map_location="meta" if zipped else "cpu")
+    tensors = _tensors(value, path, notes)
+    if zipped and tensors and not any(_offset(tensor) for tensor in tensors.values()):
+        # Before torch 2.11 a load without numbers does not tell their places: map the file.
+        tensors = _tensors(_unpickled(path, map_location="cpu", mmap=True), path, [])
+    if not tensors:
+        raise UserError(f"{path} holds no tensors but a {type(value).__name__}. Pass a file of weights.")
+    found = {key: Stored(_entry(path, tensor), tensor) for key, tensor in tensors.items()}
+    return dict(sorted(found.items(), key=lambda item: item[1].entry.offset))
 
 
-def open_index(index: Path) -> Checkpoint:
-    """Shards `pytorch_model-0000i-of-0000n.bin` listed by an index, which is honoured as for safetensors."""
-    folder, weight_map = index.parent, read_index(index)
-    found: dict[str, tuple[Tensor, str]] = {}
-    notes: list[str] = []
-    for shard in sorted(set(weight_map.values())):
-        tensors, said = _load(folder / shard)
-        notes += said
-        ours = (name for name in tensors if weight_map.get(name) == shard)
-        found |= {name: (tensors[name], str(folder / shard)) for name in ours}
-    if missing := [name for name in weight_map if name not in found]:
-        raise UserError(
-            f"{index.name} places {missing[0]!r} in {weight_map[missing[0]]}, which does not hold it "
-            f"({len(missing)} such tensors). Download all files of {folder} again."
-        )
-    return _checkpoint(str(folder), found, notes)
+def _entry(path: Path, tensor: Tensor) -> Entry:
+    size = tensor.element_size()
+    offset = _offset(tensor)
+    place = offset + tensor.storage_offset() * size if offset else 0
+    return Entry(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.numel() * size, str(path), place)
 
 
-def _checkpoint(name: str, tensors: Mapping[str, tuple[Tensor, str]], notes: list[str]) -> Checkpoint:
-    entries = {
-        key: Entry(tuple(at.shape), dtype_name(at.dtype), at.numel() * at.element_size(), file)
-        for key, (at, file) in tensors.items()
-    }
-
-    maps = {file: _maps(Path(file)) for file in {entry.file for entry in entries.values()}}
-
-    def load(key: str, buffer: Buffer | None, index: int | None) -> Tensor:
-        tensor, file = tensors[key]
-        tensor = tensor if index is None else tensor[index]
-        copy = tensor.clone(memory_format=torch.preserve_format)
-        _release(tensor, maps[file])
-        return copy
-
-    return Checkpoint(name, entries, load, notes=tuple(notes))
+def _offset(tensor: Tensor) -> int:
+    """Where the bytes of a tensor's storage begin in its file; 0 where that is not known."""
+    plain = tensor.layout == torch.strided and tensor.is_meta
+    return tensor.untyped_storage()._checkpoint_offset or 0 if plain else 0
 
 
-def _load(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    notes = []
-    if not (mapped := zipfile.is_zipfile(path)):
-        _refuse_others(path)
-        notes = [f"{path.name} is in torch's format from before 1.6 and was read whole"]
+def _unpickled(path: Path, **how: Any) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            value = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            return torch.load(path, weights_only=True, **how)
     except Exception as error:  # torch raises many classes on a damaged file
         asked = re.search(r"GLOBAL ([\w.]+)|unrecognized function <?([\w. ]+)", str(error))
         if isinstance(error, pickle.UnpicklingError) and asked:
             raise UserError(
-                f"{path} is not only weights: it asks to run {asked[1] or asked[2]!r} when loaded, and was "
-                "not "
-                "loaded. If you trust its author, load it yourself and save its tensors as safetensors."
+                f"{path} is not only weights: it asks to run {asked[1] or asked[2]!r} when loaded, and was not loaded. "
+                "If you trust its author, load it yourself and save its tensors as safetensors."
             ) from None
+        if "Quantized" in str(error):
+            raise UserError(f"{path} holds quantised torch tensors. Save them with .dequantize().") from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         raise UserError(
             f"{path} is damaged or is not a torch checkpoint ({reason}). If it was downloaded, do so again."
         ) from None
-    tensors = _tensors(value)
-    if not tensors:
-        raise UserError(f"{path} holds no tensors but a {type(value).__name__}. Pass a file of weights.")
-    return tensors, notes
 
 
-def _tensors(value: Any, prefix: str = "") -> dict[str, Tensor]:
+def _tensors(value: Any, path: Path, notes: list[str]) -> dict[str, Tensor]:
     """The tensors of a state dict, wherever a training script has put it."""
-    if not isinstance(value, Mapping):
-        return {}
-    if not any(isinstance(item, Tensor) for item in value.values()):
-        for key in _WRAPPERS:
-            if isinstance(value.get(key), Mapping):
-                return _tensors(value[key])
-    found = {}
-    for key, item in value.items():
+    wrapped: set[int] = set()
+    while isinstance(value, Mapping) and not any(isinstance(item, Tensor) for item in value.values()):
+        wrapper = next((key for key in _WRAPPERS if isinstance(value.get(key), Mapping) and value[key]), None)
+        if wrapper is None or id(value) in wrapped:
+            break
+        wrapped.add(id(value))
+        others = [str(key) for key, item in value.items() if key != wrapper and _collect(item)]
+        if others:
+            notes.append(f"{path.name} holds {', '.join(others)} beside {wrapper!r}, which was passed over")
+        value = value[wrapper]
+    return _collect(value)
+
+
+def _collect(value: Any) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()  # a mapping may hold itself
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    while waiting:
+        path, item = waiting.pop()
         if isinstance(item, Tensor):
-            found[f"{prefix}{key}"] = item
-        elif isinstance(item, Mapping):
-            found |= _tensors(item, f"{prefix}{key}.")
+            found[".".join(path)] = item
+        elif isinstance(item, Mapping) and id(item) not in seen and len(path) < _DEEPEST:
+            seen.add(id(item))
+            waiting += [((*path, str(key)), inner) for key, inner in reversed(item.items())]
     return found
 
 
-def _refuse_others(path: Path) -> None:
+def _check_archive(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        names = {member.filename.partition("/")[2] for member in members}
+        if "constants.pkl" in names:
+            raise UserError(f"{path} is a TorchScript program, not a state dict. Save model.state_dict() instead.")
+        if "data.pkl" not in names:
+            raise UserError(f"{path} is a zip file but no torch checkpoint: it has no data.pkl. Unpack it, if it holds one.")
+        if packed := next((member for member in members if member.compress_type != zipfile.ZIP_STORED), None):
+            raise UserError(
+                f"{path}: {packed.filename!r} is compressed, from {packed.file_size} bytes to {packed.compress_size}; torch "
+                "stores its files as they are. It was made by another program or to do harm, and was not opened."
+            )
+        for member in members:
+            if member.filename.partition("/")[2] == "byteorder" and archive.read(member) != b"little":
+                raise UserError(f"{path} was written on a machine of the other byte order. Load it there and save it again.")
+
+
+def _check_pickle(path: Path) -> None:
     with open(path, "rb") as file:
-        head = file.read(64)
-    # CTranslate2: a version, then the length and the name of a model specification.
-    if re.match(rb"[\x01-\x20]\x00\x00\x00.\x00[A-Za-z0-9]+Spec\x00", head, re.DOTALL):
-        raise UserError(f"{path} is a CTranslate2 model, not a torch checkpoint. Pass the model it was converted from.")
-    if head[:1] != b"\x80" and (what := wrong_format(path, "a torch file")):
-        raise UserError(what)
-    if head[8:9] == b"{":
-        raise UserError(f"{path} looks like safetensors under another name. Rename it to .safetensors.")
+        head = file.read(4)
+    if head == b"PK\x03\x04":
+        raise UserError(f"{path} is cut short: it begins as a torch file, and its end is missing. Download it again.")
     if head[:1] != b"\x80":
-        raise UserError(f"{path} is not a torch checkpoint: neither a zip file nor a pickle.")
-
-
-def _release(tensor: Tensor, maps: list[range]) -> None:
-    """Tell the system that the pages of a mapped tensor may go; they would count as ours otherwise.
-
-    Only pages inside a map of the file are dropped: dropping any other memory would lose its numbers.
-    """
-    page = mmap.PAGESIZE
-    start = -(-tensor.data_ptr() // page) * page
-    end = (tensor.data_ptr() + tensor.numel() * tensor.element_size()) // page * page
-    if end > start and tensor.is_contiguous() and any(start in one and end - 1 in one for one in maps):
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
-
-
-def _maps(path: Path) -> list[range]:
-    """Where this file is mapped in our memory; empty where the system does not tell (only Linux does)."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    ours = (line.split(maxsplit=5) for line in lines if line.endswith(str(path.resolve())))
-    return [range(*(int(end, 16) for end in line[0].split("-"))) for line in ours]
+        raise UserError(
+            wrong_format(path, "a torch file") or f"{path} is not a torch checkpoint: neither a zip file nor a pickle."
+        )

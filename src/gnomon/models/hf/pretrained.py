@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.checkpoints.opener import Checkpoint, open_checkpoint
+from gnomon.checkpoints import Checkpoint, open_checkpoint
 from gnomon.errors import UserError
 from gnomon.models.config import TransformerConfig
 from gnomon.models.hf import gpt2_llama

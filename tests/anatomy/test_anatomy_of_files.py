@@ -1,4 +1,4 @@
-"""Headers of safetensors files: one file, a folder, shards with an index, and what can be wrong with them."""
+"""`anatomy.read` of a folder or a file, and what can be wrong with them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
 from gnomon import anatomy
-from gnomon.anatomy import headers
+from gnomon.checkpoints import open_checkpoint
+from gnomon.checkpoints.safetensors_files import read_header
 from gnomon.errors import UserError
 
 
@@ -37,8 +39,9 @@ def test_a_sharded_folder(folder):
     assert {part.name for part in found} == {*layer(0), *layer(1)}
     assert found.family == "gpt2" and "by its config" in found.evidence[0]
     assert found.select("query")[0].heads == 2
-    shapes, config = headers.read(folder)
-    assert shapes["h.1.attn.c_proj.weight"] == headers.Header((8, 8), "F64") and config["n_head"] == 2
+    checkpoint = open_checkpoint(folder)
+    entry = checkpoint.entries["h.1.attn.c_proj.weight"]
+    assert entry[:2] == ((8, 8), "F64") and checkpoint.config["n_head"] == 2
 
 
 def test_a_given_config_outranks_the_folder(folder):
@@ -83,17 +86,17 @@ def broken(folder, how: str):
 @pytest.mark.parametrize(
     "how, message",
     [
-        ("missing shard", "names 'model-1.safetensors'"),
-        ("cut short", "cut short"),
-        ("trailing", "trailing"),
-        ("empty", "cut short"),
-        ("pointer", "git-lfs pointer"),
-        ("zip", "zip archive"),
-        ("header", "header is damaged"),
-        ("other shard", "do not belong together"),
-        ("index", "not valid JSON"),
+        ("missing shard", r"not there: model-1.safetensors"),
+        ("cut short", r"model-1.safetensors is truncated"),
+        ("trailing", "its tensors end at byte"),
+        ("empty", "is empty"),
+        ("pointer", "Git LFS pointer"),
+        ("zip", "torch zip file"),
+        ("header", "header is not JSON"),
+        ("other shard", "does not hold it"),
+        ("index", "is not an index"),
         ("no map", "weight_map"),
-        ("outside", "not beside it"),
+        ("outside", "points outside"),
         ("config", "JSON object"),
     ],
 )
@@ -103,17 +106,21 @@ def test_what_is_wrong_is_named(folder, how, message):
         anatomy.read(folder)
 
 
+def test_any_kind_of_checkpoint(tmp_path):
+    tensors = {name: torch.from_numpy(array) for name, array in layer(0).items()}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    found = anatomy.read(tmp_path / "pytorch_model.bin", {"model_type": "gpt2", "n_head": 2})
+    assert found.select("query")[0].heads == 2 and {part.name for part in found} == set(tensors)
+
+
 def test_folders_that_do_not_say_what_to_read(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         anatomy.read(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="no .safetensors file"):
+    with pytest.raises(UserError, match="holds no checkpoint"):
         anatomy.read(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
-    with pytest.raises(UserError, match="not a .safetensors file"):
-        anatomy.read(tmp_path / "pytorch_model.bin")
     for name in ("a.safetensors", "b.safetensors"):
         save_file(layer(0), tmp_path / name)
-    with pytest.raises(UserError, match="name one of them"):
+    with pytest.raises(UserError, match="Pass the path of one"):
         anatomy.read(tmp_path)
 
 
@@ -126,6 +133,6 @@ def test_fuzzed_headers_end_in_a_clean_message(tmp_path, changes, keep):
     path = tmp_path / "fuzzed.safetensors"
     path.write_bytes(data[:keep] if keep < 400 else data)
     try:
-        assert all(min(header.shape, default=0) >= 0 for header in headers.read_file(path).values())
+        assert all(min(header.shape, default=0) >= 0 for header in read_header(path).values())
     except UserError as error:
         assert "fuzzed.safetensors" in str(error)
