@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +149,9 @@ def _hf_model(ours: Transformer, family: str, end: int) -> Any:
 
 
 def _gnomon_model(ours: Transformer, end: int) -> Any:
-    from gnomon.models.hf import GnomonConfig, GnomonForCausalLM
+    from gnomon.models.hf import GnomonForCausalLM
 
-    model = GnomonForCausalLM(GnomonConfig(**asdict(ours.config), bos_token_id=end, eos_token_id=end))
-    model.model.load_state_dict(ours.state_dict())
-    return model.eval()
+    return GnomonForCausalLM.from_transformer(ours, bos_token_id=end, eos_token_id=end).eval()
 
 
 def _fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:

@@ -24,10 +24,7 @@ register()
 
 
 def wrapped(name: str, seed: int = 0) -> GnomonForCausalLM:
-    ours = build(name, seed)
-    model = GnomonForCausalLM(GnomonConfig(**dataclasses.asdict(ours.config))).eval()
-    model.model.load_state_dict(ours.state_dict())
-    return model
+    return GnomonForCausalLM.from_transformer(build(name, seed))
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from gnomon import residual
 from gnomon.errors import UserError
+from gnomon.geometry.sphere import widen
 from gnomon.models.config import TransformerConfig
 from gnomon.models.mlp import activate
 
@@ -43,23 +45,129 @@ class Cache:
         return self.blocks[index]
 
 
-class Transformer(nn.Module):
+@dataclass
+class Explicit:
+    """Attention by its formula in place of the fused kernel.
+
+    Args:
+        weights: a list to which every block adds its weights (B, H, T, S); None when nobody wants them.
+    """
+
+    weights: list[Tensor] | None = None
+
+
+class Embedding(nn.Embedding):
+    """Rows by token; the other way round, logits of a stream.
+
+    A tied head is thus a call of the module that owns the matrix: who moves, shards or watches weights by hooks sees it.
+    """
+
+    def forward(self, x: Tensor, as_head: bool = False, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, self.weight, bias) if as_head else super().forward(x)
+
+
+class Head(nn.Linear):
+    """Logits of a stream, with a bias that is not its own."""
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, self.weight, bias)
+
+
+class Stack(nn.Module):
+    """What `Transformer` and the class of Hugging Face share: how tokens go through embedding, blocks and exit.
+
+    Attributes:
+        config: the settings, or anything with their names.
+        embed, positions: of tokens and of places; `positions` is None for rotary ones.
+        blocks: each joins the stream twice.
+        entry, exit: what the residual wants before and after the blocks.
+    """
+
+    config: Any
+    embed: nn.Module
+    positions: nn.Module | None
+    blocks: nn.ModuleList
+    entry: nn.Module
+    exit: nn.Module
+
+    def stream(
+        self,
+        tokens_BT: Tensor,
+        cache: Cache | None = None,
+        keep_BS: Tensor | None = None,
+        seen: list[Tensor] | None = None,
+    ) -> Tensor:
+        """The stream (B, T, D) as the head reads it.
+
+        Args:
+            tokens_BT: int64 token ids.
+            cache: keys and values of earlier tokens; extended in place. None when training.
+            keep_BS: False for padding among the tokens, earlier ones included: they are not looked at and not counted in
+                positions. None when there is none.
+            seen: a list to which the stream is added as it enters the blocks and after each of them.
+
+        Raises:
+            UserError: more tokens than the context holds.
+        """
+        past = 0 if cache is None else cache.get_seq_length()
+        T, device = tokens_BT.shape[1], tokens_BT.device
+        if past + T > self.config.context:
+            raise UserError(f"{past + T} tokens do not fit the context of {self.config.context}")
+        place, mask = places(T, past, device, keep_BS), None
+        if keep_BS is not None:
+            mask = causal_mask(T, past + T, device, keep_BS)
+        return self.through(self.embed(tokens_BT), place, mask, cache, seen)
+
+    def through(
+        self,
+        x_BTD: Tensor,
+        place: Tensor,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        seen: list[Tensor] | None = None,
+        explicit: Explicit | None = None,
+    ) -> Tensor:
+        """The same from embedded tokens.
+
+        Args:
+            x_BTD: rows of the embedding, or anything in their place.
+            place: the position of each token, (T,) or (B, T).
+            mask: which tokens are looked at, broadcast to (B, H, T, S): True or 0 where one may look, False or -inf where
+                not; None for all before.
+        """
+        if self.positions is not None:
+            x_BTD = x_BTD + self.positions(place)
+        if self.config.stream == "compute" and torch.is_autocast_enabled(x_BTD.device.type):
+            x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
+        rope = None if self.positions is not None else rope_table(place, self.config.d_head, self.config.rope_base)
+        h_BTD = self.entry(x_BTD)
+        for index, block in enumerate(self.blocks):
+            if seen is not None:
+                seen.append(h_BTD)
+            h_BTD = block(h_BTD, rope, cache, index, mask, explicit)
+        if seen is not None:
+            seen.append(h_BTD)
+        return self.exit(h_BTD)
+
+
+class Transformer(Stack):
     """Embedding, `layers` blocks whose sublayers join the stream by the chosen residual, and a head.
 
     Args:
         config: the settings.
+        block: the class of the blocks, made of the settings and an index.
     """
 
-    def __init__(self, config: TransformerConfig):
+    def __init__(self, config: TransformerConfig, block: Callable[[TransformerConfig, int], nn.Module] | None = None):
         super().__init__()
         self.config = c = config
-        self.embed = nn.Embedding(c.vocab_size, c.width)
+        self.embed = Embedding(c.vocab_size, c.width)
         self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
-        self.blocks = nn.ModuleList(Block(c, index) for index in range(c.layers))
+        self.blocks = nn.ModuleList((block or Block)(c, index) for index in range(c.layers))
         self.entry = self.blocks[0].join_attention.entry()
         self.exit = self.blocks[-1].join_mlp.exit()
         # A tied head has no parameter of its own, so there is nothing to save twice or to untie by accident.
-        self.head = None if c.tied else nn.Linear(c.width, c.vocab_size, bias=False)
+        self.head = None if c.tied else Head(c.width, c.vocab_size, bias=False)
         self.head_bias = nn.Parameter(torch.empty(c.vocab_size)) if c.head_bias else None
         self.reset_parameters()
 
@@ -86,55 +194,12 @@ class Transformer(nn.Module):
         """Logits (B, T, V) of the next token at every position; see `stream` for the arguments."""
         return self.logits(self.stream(tokens_BT, cache))
 
-    def stream(
-        self,
-        tokens_BT: Tensor,
-        cache: Cache | None = None,
-        keep_BS: Tensor | None = None,
-        seen: list[Tensor] | None = None,
-    ) -> Tensor:
-        """The stream (B, T, D) as the head reads it.
-
-        Args:
-            tokens_BT: int64 token ids.
-            cache: keys and values of earlier tokens; extended in place. None when training.
-            keep_BS: False for padding among the tokens, earlier ones included: they are not looked at and not counted in
-                positions. None when there is none.
-            seen: a list to which the stream is added as it enters the blocks and after each of them.
-
-        Raises:
-            UserError: more tokens than the context holds.
-        """
-        past = 0 if cache is None else cache.get_seq_length()
-        T, device = tokens_BT.shape[1], tokens_BT.device
-        if past + T > self.config.context:
-            raise UserError(f"{past + T} tokens do not fit the context of {self.config.context}")
-        mask = None
-        if keep_BS is None:
-            place = torch.arange(past, past + T, device=device)
-        else:
-            place = (keep_BS.cumsum(1) - 1).clamp_min(0)[:, past:]
-            mask = causal_mask(T, past + T, device, keep_BS)
-        x = self.embed(tokens_BT)
-        if self.positions is not None:
-            x = x + self.positions(place)
-        if self.config.stream == "compute" and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        rope = (
-            None if self.config.positions == "learned" else rope_table(place, self.config.d_head, self.config.rope_base)
-        )
-        h = self.entry(x)
-        for index, block in enumerate(self.blocks):
-            if seen is not None:
-                seen.append(h)
-            h = block(h, rope, cache, index, mask)
-        if seen is not None:
-            seen.append(h)
-        return self.exit(h)
-
     def logits(self, h_BTD: Tensor) -> Tensor:
         """What the head makes of the stream: logits (B, T, V)."""
-        logits = F.linear(h_BTD, (self.embed if self.head is None else self.head).weight, self.head_bias)
+        if self.head is None:
+            logits = self.embed(h_BTD, as_head=True, bias=self.head_bias)
+        else:
+            logits = self.head(h_BTD, self.head_bias)
         return soft_cap(logits, self.config.head_softcap)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -162,9 +227,11 @@ class Block(nn.Module):
         cache: Cache | None,
         index: int,
         mask: Tensor | None = None,
+        explicit: Explicit | None = None,
     ) -> Tensor:
-        h = self.join_attention(h, lambda x: self.attention(x, rope, cache, index, mask))
-        return self.join_mlp(h, self.mlp)
+        # Functions, not modules: whoever moves the arguments of a call to its device would move a module's weights.
+        h = self.join_attention(h, lambda x: self.attention(x, rope, cache, index, mask, explicit))
+        return self.join_mlp(h, lambda x: self.mlp(x))
 
 
 class Attention(nn.Module):
@@ -195,6 +262,7 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         index: int = 0,
         mask: Tensor | None = None,
+        explicit: Explicit | None = None,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
         if self.fused:
@@ -209,29 +277,41 @@ class Attention(nn.Module):
             k_BKTC, v_BKTC = cache.update(k_BKTC, v_BKTC, index)
         if self.observer is not None:
             self.observer(q_BHTC, k_BKTC)
-        y_BHTC = self.attend(q_BHTC, k_BKTC, v_BKTC, mask)
+        y_BHTC = self.attend(q_BHTC, k_BKTC, v_BKTC, mask, explicit)
         return self.output(y_BHTC.transpose(1, 2).reshape(B, T, -1))
 
-    def attend(self, q_BHTC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Average the values. `mask` (broadcast to B, H, T, S) is True where a token may look; None for all before it."""
+    def attend(
+        self,
+        q_BHTC: Tensor,
+        k_BKSC: Tensor,
+        v_BKSC: Tensor,
+        mask: Tensor | None = None,
+        explicit: Explicit | None = None,
+    ) -> Tensor:
+        """Average the values; `mask` as in `Stack.through`."""
+        if self.softcap is not None or explicit is not None:
+            weights_BHTS = self.logits(q_BHTC, k_BKSC, mask).softmax(dim=-1).to(v_BKSC.dtype)
+            if explicit is not None and explicit.weights is not None:
+                explicit.weights.append(weights_BHTS)
+            return weights_BHTS @ v_BKSC.repeat_interleave(self.heads // self.kv_heads, dim=1)
         T, S = q_BHTC.shape[2], k_BKSC.shape[2]
-        if self.softcap is not None:
-            weights = self.logits(q_BHTC, k_BKSC, mask).softmax(dim=-1).to(v_BKSC.dtype)
-            return weights @ v_BKSC.repeat_interleave(self.heads // self.kv_heads, dim=1)
         if mask is None and S != T:
             mask = causal_mask(T, S, q_BHTC.device)
+        if mask is not None and mask.is_floating_point():
+            mask = mask.to(q_BHTC.dtype)
         return F.scaled_dot_product_attention(
             q_BHTC, k_BKSC, v_BKSC, attn_mask=mask, is_causal=mask is None, enable_gqa=self.kv_heads != self.heads
         )
 
     def logits(self, q_BHTC: Tensor, k_BKSC: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attention logits (B, H, T, S) in fp32, -inf where a token would see the future."""
+        """Attention logits (B, H, T, S) in fp32 or wider, -inf where a token would see the future."""
         k_BHSC = k_BKSC.repeat_interleave(self.heads // self.kv_heads, dim=1)
         with without_autocast(q_BHTC.device):
-            logits = (q_BHTC.float() @ k_BHSC.float().transpose(-1, -2)) * self.d_head**-0.5
+            logits = (widen(q_BHTC) @ widen(k_BHSC).transpose(-1, -2)) * self.d_head**-0.5
+        logits = soft_cap(logits, self.softcap)
         if mask is None:
             mask = causal_mask(q_BHTC.shape[2], k_BKSC.shape[2], q_BHTC.device)
-        return soft_cap(logits, self.softcap).masked_fill(~mask, float("-inf"))
+        return logits + mask if mask.is_floating_point() else logits.masked_fill(~mask, float("-inf"))
 
 
 class MLP(nn.Module):
@@ -271,6 +351,13 @@ def rotate(x_BHTC: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     return (x_BHTC * cos + torch.cat((-right, left), dim=-1) * sin).to(x_BHTC.dtype)
 
 
+def places(T: int, past: int, device: torch.device, keep_BS: Tensor | None = None) -> Tensor:
+    """The position of each of T tokens behind `past` others: (T,); where there is padding, which counts for none, (B, T)."""
+    if keep_BS is None:
+        return torch.arange(past, past + T, device=device)
+    return (keep_BS.cumsum(1) - 1).clamp_min(0)[:, past:]
+
+
 def causal_mask(T: int, S: int, device: torch.device, keep_BS: Tensor | None = None) -> Tensor:
     """True where the last T of S tokens may look: at themselves and before, (T, S); less padding, (B, 1, T, S)."""
     mask_TS = torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
@@ -289,7 +376,8 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+    """cap tanh(logits / cap), in fp32 or wider; the logits as they are for None."""
+    return logits if cap is None else cap * torch.tanh(widen(logits) / cap)
 
 
 def _init_linear(linear: nn.Linear, role: str, c: TransformerConfig, scale: Callable[[str], float]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gnomon.errors import UserError
 from gnomon.lazy import lazy
 
-__all__ = ["GnomonConfig", "GnomonForCausalLM", "register"]
+__all__ = ["GnomonConfig", "GnomonForCausalLM", "GnomonModel", "register"]
 
 
 def register() -> None:
-    """Teach transformers' `AutoConfig` and `AutoModelForCausalLM` the model type "gnomon".
+    """Teach transformers' `AutoConfig`, `AutoModel` and `AutoModelForCausalLM` the model type "gnomon".
 
     After it, exported folders of gnomon's own class and checkpoints of runs open with the installed code, without
     `trust_remote_code`. Imports transformers; calling it again does nothing.
@@ -18,15 +18,18 @@ def register() -> None:
         UserError: transformers is not installed.
     """
     try:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
     except ImportError as error:
         raise UserError('gnomon.register() needs transformers: pip install "gnomon[hf]"') from error
 
     from gnomon.models.hf.configuration import GnomonConfig
-    from gnomon.models.hf.modeling import GnomonForCausalLM
+    from gnomon.models.hf.modeling import GnomonForCausalLM, GnomonModel
 
     AutoConfig.register("gnomon", GnomonConfig, exist_ok=True)
+    AutoModel.register(GnomonConfig, GnomonModel, exist_ok=True)
     AutoModelForCausalLM.register(GnomonConfig, GnomonForCausalLM, exist_ok=True)
 
 
-__getattr__, __dir__ = lazy(__name__, {"GnomonConfig": "configuration", "GnomonForCausalLM": "modeling"})
+__getattr__, __dir__ = lazy(
+    __name__, {"GnomonConfig": "configuration", "GnomonForCausalLM": "modeling", "GnomonModel": "modeling"}
+)

@@ -14,6 +14,13 @@ from gnomon.models.config import TransformerConfig
 _SMALLEST: dict[str, Any] = dict(vocab_size=257, context=128, layers=1, heads=1, width=64)
 
 
+def _worked_out(name: str, meaning: str) -> property:
+    """A setting that may be left open: stored as it was given, read as the number it means."""
+    return property(
+        lambda self: getattr(self.settings(), meaning), lambda self, value: vars(self).__setitem__(name, value)
+    )
+
+
 class GnomonConfig(PreTrainedConfig):
     """Every field of `TransformerConfig` under its own name, and the common ones under transformers' names as well.
 
@@ -31,10 +38,15 @@ class GnomonConfig(PreTrainedConfig):
         "hidden_size": "width",
         "num_hidden_layers": "layers",
         "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "intermediate_size": "mlp_width",
         "max_position_embeddings": "context",
         "tie_word_embeddings": "tied",
         "initializer_range": "init_std",
     }
+    kv_heads = _worked_out("kv_heads", "n_kv_heads")
+    head_dim = d_head = _worked_out("head_dim", "d_head")
+    mlp_width = _worked_out("mlp_width", "d_mlp")
 
     def __init__(self, use_cache: bool = True, **values: Any):
         values = {self.attribute_map.get(key, key): value for key, value in values.items()}
@@ -57,7 +69,7 @@ class GnomonConfig(PreTrainedConfig):
         return super().to_diff_dict() | self._own()
 
     def _own(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(TransformerConfig)}
+        return {field.name: vars(self)[field.name] for field in dataclasses.fields(TransformerConfig)}
 
 
 def from_json(values: dict[str, Any]) -> TransformerConfig:

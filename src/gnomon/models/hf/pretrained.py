@@ -16,6 +16,7 @@ from gnomon.models.hf import gpt2_llama
 from gnomon.models.transformer import Transformer
 
 _READERS = {"attention": ("query", "key", "value", "qkv"), "mlp": ("gate", "up")}
+_HEAD = {"lm_head.weight": "head.weight", "lm_head.bias": "head_bias"}
 _TOKENS = ("embed.weight", "head.weight", "head_bias")
 _SHAPE = ("layers", "width", "heads", "n_kv_heads", "d_head", "mlp", "d_mlp", "activation", "positions")
 _LEAVE = "Leave the model's shape to --init; only the context may be shorter and the vocabulary larger."
@@ -91,8 +92,9 @@ def _ours(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, Tensor
     family = checkpoint.config.get("model_type")
     if family != "gnomon":
         return gpt2_llama.from_hf_tensors(tensors, config, str(family))
-    # A folder of `save_pretrained` has the wrapper's prefix, a checkpoint of a run has none.
-    return gpt2_llama.match_qkv({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, config)
+    # A folder of `save_pretrained` has the wrapper's prefix and its name of the head, a checkpoint of a run has neither.
+    ours = {_HEAD.get(name, name.removeprefix("model.")): tensor for name, tensor in tensors.items()}
+    return gpt2_llama.match_qkv(ours, config)
 
 
 def _fold(tensors: dict[str, Tensor], own: Mapping[str, Any]) -> list[str]:

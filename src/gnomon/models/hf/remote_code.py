@@ -19,6 +19,7 @@ ROOTS = {
 
 AUTO_MAP = {
     "AutoConfig": "configuration_gnomon.GnomonConfig",
+    "AutoModel": "modeling_gnomon.GnomonModel",
     "AutoModelForCausalLM": "modeling_gnomon.GnomonForCausalLM",
 }
 """What `config.json` says for transformers to find the classes."""
