@@ -14,6 +14,7 @@ from hf_cases import OWN, PLAIN, SMALL, build, config, tokens
 from safetensors.torch import load_file, save_file
 
 from gnomon.errors import UserError
+from gnomon.models import Transformer
 from gnomon.models.hf import remote_code
 
 transformers = pytest.importorskip("transformers")
@@ -74,7 +75,7 @@ def test_a_new_model_has_the_init_of_ours():
     torch.manual_seed(3)
     model = GnomonForCausalLM(GnomonConfig(**dataclasses.asdict(config("gpt2-keel"))))
     torch.manual_seed(3)
-    ours = type(model.model)(config("gpt2-keel"))
+    ours = Transformer(config("gpt2-keel"))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), ours.parameters(), strict=True))
 
 
@@ -131,10 +132,17 @@ def test_what_forward_returns_on_request():
     model, x = wrapped("llama-geonorm"), tokens()
     out = model(x, output_hidden_states=True)
     assert len(out.hidden_states) == SMALL["layers"] + 1
-    assert torch.equal(model.model.logits(model.model.exit(out.hidden_states[-1])), out.logits)
+    assert torch.equal(model.lm_head(model.model.exit(out.hidden_states[-1])), out.logits)
     padded, mask = torch.nn.functional.pad(x, (0, 5)), torch.nn.functional.pad(torch.ones_like(x), (0, 5))
     torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, :24], out.logits)
-    for keep, rows in ((2, out.logits[:, -2:]), (torch.tensor([0, 7]), out.logits[:, [0, 7]])):
+    places = torch.tensor([[0, 7], [3, 1]])
+    chosen = torch.stack((out.logits[0, [0, 7]], out.logits[1, [3, 1]]))
+    for keep, rows in (
+        (2, out.logits[:, -2:]),
+        (torch.tensor([0, 7]), out.logits[:, [0, 7]]),
+        (places, chosen),
+        (mask[:, :24].bool(), out.logits.flatten(0, 1)),
+    ):
         torch.testing.assert_close(model(x, logits_to_keep=keep).logits, rows)
 
 
@@ -143,12 +151,22 @@ def test_what_it_cannot_do_is_refused():
     model, x = wrapped("llama-geonorm"), tokens()
     with pytest.raises(UserError, match="do not fit the context of 32"):
         model(tokens(length=33))
-    with pytest.raises(UserError, match="0 for padding"):
-        model(x, attention_mask=torch.ones(2, 1, 24, 24))
+    for mask in (torch.ones(2, 20), torch.ones(2, 24, 24)):
+        with pytest.raises(UserError, match="0 for padding"):
+            model(x, attention_mask=mask)
     with pytest.raises(UserError, match="cache that grows"):
         model(x, cache=transformers.StaticCache(config=model.config, max_cache_len=32))
-    with pytest.raises(TypeError):
-        model(x, position_ids=torch.arange(24)[None])
+    with pytest.raises(UserError, match="no argument 'token_type_ids'"):
+        model(x, token_type_ids=torch.zeros_like(x))
+    with pytest.raises(UserError, match="looks back only"):
+        model(x, is_causal=False)
+    with pytest.raises(UserError, match="33 tokens do not fit"):
+        model(x, position_ids=torch.arange(9, 33)[None])
+    for given in ({}, {"input_ids": x, "inputs_embeds": model.model.embed(x)}):
+        with pytest.raises(UserError, match="either input_ids or inputs_embeds"):
+            model(**given)
+    with pytest.raises(ValueError, match="Flash"):
+        GnomonForCausalLM._from_config(model.config, attn_implementation="flash_attention_2")
 
 
 @torch.no_grad()
@@ -177,7 +195,8 @@ def test_manifolds_are_assigned_through_the_wrapper():
 
     for name in ("gpt2-sphere", "biased"):
         through = {entry.part.name: entry.manifold for entry in assign(wrapped(name), "hetero")}
-        assert through == {f"model.{entry.part.name}": entry.manifold for entry in assign(build(name), "hetero")}
+        alone = {f"model.{entry.part.name}": entry.manifold for entry in assign(build(name), "hetero")}
+        assert through == {{"model.head_bias": "lm_head.bias"}.get(key, key): value for key, value in alone.items()}
 
 
 def test_every_file_of_the_code_stands_alone():
