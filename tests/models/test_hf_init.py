@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from gnomon import cli, data, evaluation, residual
 from gnomon.errors import UserError
 from gnomon.models import Transformer, TransformerConfig
-from gnomon.models.hf import GnomonConfig, GnomonForCausalLM, gpt2_llama
+from gnomon.models.hf import GnomonForCausalLM, gpt2_llama
 from gnomon.models.hf.pretrained import load_pretrained, read_settings
 from gnomon.run_folder import checkpoint_folders
 from gnomon.train import from_dict, preset, replace, to_dict, train
@@ -86,12 +86,15 @@ def test_a_norm_without_a_place_goes_into_the_matrices_behind_it(tmp_path):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("names", ["today's", "former"])
 @pytest.mark.parametrize("name", ["llama-sphere", "gpt2-pre-dyt", "biased"])
-def test_gnomons_own_folders(name, tmp_path):
+def test_gnomons_own_folders(name, names, tmp_path):
     ours = build(name)
-    wrapped = GnomonForCausalLM(GnomonConfig(**dataclasses.asdict(ours.config)))
-    wrapped.model.load_state_dict(ours.state_dict())
-    wrapped.save_pretrained(tmp_path)
+    GnomonForCausalLM.from_transformer(ours).save_pretrained(tmp_path)
+    if names == "former":
+        # The head lay inside the model.
+        former = {f"model.{key}": tensor for key, tensor in ours.state_dict().items()}
+        save_file(former, tmp_path / "model.safetensors", {"format": "pt"})
     model = shaped(tmp_path)
     assert model.config == config(name)
     done = load_pretrained(model, str(tmp_path))

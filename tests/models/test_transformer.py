@@ -215,7 +215,7 @@ def test_the_off_switch_leaves_no_trace():
         (dict(kv_heads=3), "multiple of kv_heads"),
         (dict(positions="rope", head_dim=9), "even"),
         (dict(mlp="relu"), "gelu"),
-        (dict(layers=0), "at least 1"),
+        (dict(layers=0), r"layers must lie in \[1"),
     ],
 )
 def test_wrong_settings_are_told(changes, words):
