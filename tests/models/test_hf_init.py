@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from gnomon import cli, data, evaluation, residual
 from gnomon.errors import UserError
 from gnomon.models import Transformer, TransformerConfig
-from gnomon.models.hf import GnomonForCausalLM, gpt2_llama
+from gnomon.models.hf import GnomonConfig, GnomonForCausalLM, gpt2_llama
 from gnomon.models.hf.pretrained import load_pretrained, read_settings
 from gnomon.run_folder import checkpoint_folders
 from gnomon.train import from_dict, preset, replace, to_dict, train
