@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +48,7 @@ def train(
     processes: int | None = None,
     set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE")] = (),
 ) -> None:
-    """Train a model, or continue a run that was stopped. On several processes: torchrun --nproc-per-node N -m gnomon train …
+    """Train a model, or continue a run that was stopped. On several computers: torchrun … -m gnomon train …
 
     Args:
         preset: tiny (if nothing is said), gpt2-small, gpt2-medium, gpt2-large or llama-34m.
@@ -66,7 +67,7 @@ def train(
         device: auto, cpu, cuda or mps.
         sink: send metrics to these as well: tensorboard, wandb, trackio.
         dry_run: tell what the run will take, memory, traffic and time, and stop.
-        processes: how many to tell it for; as many as torchrun started by default.
+        processes: start so many on this computer, one a device; with --dry-run, tell what each of so many will take.
         set: any other setting of the recipe, e.g. --set model.width=256 optim.clip=null.
     """
     from gnomon.train.asking import recipe_for, usual_folder
@@ -83,12 +84,12 @@ def train(
     changes = {key: value for key, value in flags.items() if value is not None} | _pairs(set)
     recipe = recipe_for(preset, config, assignment=assignment, init=init, changes=changes)
     folder = out or usual_folder(recipe)
-    if processes is not None and not dry_run:
-        raise UserError(f"--processes is for --dry-run; to train: torchrun --nproc-per-node {processes} -m gnomon train …")
     if dry_run:
         if is_main():
             _dry_run(recipe, folder, sink, processes or int(os.environ.get("WORLD_SIZE", 1)))
         return
+    if processes is not None and processes != 1:
+        raise SystemExit(_several(recipe, folder, sink, processes))
 
     from gnomon.train import train as run
 
@@ -99,6 +100,20 @@ def train(
         raise KeyboardInterrupt
     if is_main():
         print(f"wrote {evaluation.report_of(folder)}")
+
+
+def _several(recipe: Recipe, folder: Path, sinks: tuple[str, ...], processes: int) -> int:
+    """Train in so many processes on this computer; returns the exit code."""
+    from gnomon.train import to_dict
+    from gnomon.train.launch import launch
+
+    if "WORLD_SIZE" in os.environ:
+        raise UserError("--processes starts processes, and so does torchrun, which started this one: give one of them")
+    if processes < 1:
+        raise UserError(f"--processes counts from 1, got {processes}")
+    with tempfile.TemporaryDirectory() as temporary:
+        write_json(Path(temporary) / "recipe.json", to_dict(recipe))
+        return launch(Path(temporary) / "recipe.json", folder, processes, sinks)
 
 
 def _dry_run(recipe: Recipe, folder: Path, sinks: tuple[str, ...], processes: int) -> None:
@@ -408,7 +423,8 @@ def main(argv: list[str] | None = None) -> int:
         told = refused(error) if isinstance(error, OSError) else error
         if told is None:
             raise
-        print(printable(f"gnomon: {told}"), file=sys.stderr)
+        if told.is_told_here:
+            print(printable(f"gnomon: {told}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -9,12 +9,31 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something the user can mend: a wrong name, file or value. The message carries the fix."""
+    """Something the user can mend: a wrong name, file or value. The message carries the fix.
+
+    Attributes:
+        told_by: of several processes that meet it, which tell it: "host", one on each computer; "main", the first of all, since
+            every one meets it; "all", since it may be the only one.
+    """
+
+    told_by = "host"
+
+    def of(self, told_by: str) -> UserError:
+        """Itself, to be told by others."""
+        self.told_by = told_by
+        return self
+
+    @property
+    def is_told_here(self) -> bool:
+        """Whether this process is to tell it; torchrun numbers processes."""
+        number = {"host": "LOCAL_RANK", "main": "RANK"}.get(self.told_by, "")
+        return os.environ.get(number, "0") == "0"
 
 
 def suggest(given: str, options: Iterable[str]) -> str:

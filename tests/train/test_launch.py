@@ -110,9 +110,38 @@ def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
 
 
 def test_mistakes_are_told_before_anything_is_written(tmp_path):
-    for ((_, err), code) in ends(launch(*command(tmp_path / "run", "data.batch=5"))):
-        assert code == 2 and "multiple of 2" in err and "Traceback" not in err
+    for mistake, words in (("data.batch=5", "multiple of 2"), ("data.train=gone", "gone"), ("data.btch=4", "data.batch")):
+        ((_, err), code), ((_, silent), other) = ends(launch(*command(tmp_path / "run", mistake)))
+        assert code == other == 2 and words in err and "Traceback" not in err + silent
+        # Both meet it, one tells it.
+        assert err.count("gnomon:") == 1 and silent == ""
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_starts_them_and_a_mistake_is_told_once_and_nothing_else(tmp_path):
+    """Torchrun adds a traceback of its own to every error."""
+    def run(*more):
+        arguments = [sys.executable, *command(tmp_path / "run", "steps=3", *more), "--processes", "2"]
+        return subprocess.run(arguments, capture_output=True, text=True)
+
+    done = run("data.train=gone")
+    assert done.returncode == 2 and done.stderr.count("gnomon:") == 1 and "Traceback" not in done.stderr and done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "run").exists()
+    done = run()
+    assert done.returncode == 0 and done.stdout.count("wrote") == 1, done.stderr
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 3
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["processes"] == 2
+
+
+def test_processes_are_asked_to_stop_by_one_signal(tmp_path):
+    arguments = [sys.executable, *command(tmp_path / "run", "steps=4000"), "--processes", "2"]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_step(tmp_path / "run", 5, [process])
+    process.terminate()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and out.count("the same command continues") == 1, (out, err)
+    newest = checkpoint_folders(tmp_path / "run")[-1]
+    assert int(newest.name.split("-")[1]) == read_metrics(tmp_path / "run")[-1]["step"]
 
 
 @pytest.mark.slow

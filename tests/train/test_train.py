@@ -386,6 +386,24 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     train(recipe(), tmp_path)
 
 
+FULL = """
+import resource, signal, sys
+from gnomon.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("size", [40_000, 100])
+def test_a_file_that_cannot_be_written_is_one_message(tmp_path, size):
+    """A checkpoint (whose library has exceptions of its own), and before that the recipe."""
+    done = subprocess.run([sys.executable, "-c", FULL, str(size), *command(tmp_path / "run", 8)[3:]], capture_output=True, text=True)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and "File too large" in lines[-1] and "Traceback" not in done.stderr
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
 def test_vocabulary_must_hold_the_data():
     with pytest.raises(UserError, match="vocab_size"):
         run_data.open_data(recipe(**{"model.vocab_size": 100}))

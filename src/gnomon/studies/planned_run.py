@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def perform(run: PlannedRun, study_folder: Path, processes: int = 1) -> Outcome:
     """Do the run, or continue it, and write what it came to.
 
     Args:
-        processes: language models are trained by so many processes, one a device, started by torchrun.
+        processes: language models are trained by so many processes, one a device.
 
     Raises:
         Stopped: a signal ended it early.
@@ -105,15 +104,13 @@ def _train(run: PlannedRun, folder: Path) -> bool:
 
 def _launch(run: PlannedRun, folder: Path, processes: int) -> bool:
     """Train in several processes; returns whether every number stayed finite."""
+    from gnomon.train.launch import launch
     from gnomon.train.run_writer import open_run
 
     open_run(folder, run.recipe)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m", "gnomon",
-               "train", "--config", str(folder / RECIPE), "--out", str(folder)]  # fmt: skip
-    done = subprocess.run(command, stdout=sys.stderr, stderr=sys.stderr)
-    if done.returncode == 0:
+    code = launch(folder / RECIPE, folder, processes, stdout=sys.stderr)
+    if code == 0:
         return True
     if (folder / POSTMORTEM).exists():
         return False
-    raise UserError(f"{run}: torchrun ended with code {done.returncode}; the study's "
-                    "study.log tells why")  # fmt: skip
+    raise UserError(f"{run}: its processes ended with code {code}; the study's study.log tells why")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from safetensors.torch import save_file as safetensors_save
 from torch import Tensor, nn
 
 from gnomon import sharding
@@ -110,7 +112,7 @@ def put_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> Non
             raise UserError(
                 f"{path}: {name!r} has shape {given.get(name)}, the model expects {expected.get(name)}. "
                 "The checkpoint was made with other model settings."
-            )
+            ).of("main")
     for name, tensor in ours.items():
         sharding.local(tensor).copy_(sharding.local(in_layout_of(tensor, tensors[name])))
 
@@ -128,7 +130,18 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{file} cannot be read ({error}). The folder was damaged after it was written; remove it to go on from "
             "the checkpoint before."
-        ) from error
+        ).of("main") from error
+
+
+def save_file(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write a safetensors file. What the system refuses is an OSError, as of any file; the library has an exception of its own."""
+    try:
+        safetensors_save(tensors, file)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from error
 
 
 def split_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

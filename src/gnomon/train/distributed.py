@@ -87,8 +87,24 @@ class Ranks:
                 outcome[1] = str(error)
         dist.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:
-            raise UserError(outcome[1])
+            raise UserError(outcome[1]).of("main")
         return outcome[0]
+
+    def together(self, work: Callable[[], Any]) -> Any:
+        """Let every process do some work by itself; a mistake that one of them finds is raised everywhere."""
+        if self.world == 1:
+            return work()
+        result, told = None, None
+        try:
+            result = work()
+        except UserError as error:
+            told = str(error)
+        found = {message: rank for rank, message in reversed(list(enumerate(self.all(told)))) if message is not None}
+        if found:
+            # One that the first process met too is told as a single process would.
+            message = min(found, key=found.__getitem__)
+            raise UserError(message if found[message] == 0 else f"process {found[message]}: {message}").of("main")
+        return result
 
 
 ALONE = Ranks()
@@ -135,6 +151,10 @@ def process_group(recipe: Recipe, device: torch.device) -> Iterator[tuple[Ranks,
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield Ranks(dist.get_rank(), world, strategy), device
+    except UserError as error:
+        if error.told_by == "main":
+            raise
+        raise UserError(f"process {dist.get_rank()}: {error}").of("all") from error
     finally:
         if not joined:
             dist.destroy_process_group()

@@ -130,8 +130,7 @@ class Run:
 
 def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> Run:
     """Make the parts of a run, from its seed or `recipe.init`; writes nothing."""
-    tokens, val_tokens = open_data(recipe, folder)
-    rows(recipe, tokens, 1, ranks)
+    tokens, val_tokens = ranks.together(lambda: _checked_data(recipe, folder, ranks))
     T, watch = recipe.model.context, recipe.watch
     val = to_device(data.slices(val_tokens, context=T, count=max(watch.eval_tokens // T, 1)), device)
     torch.manual_seed(recipe.seed)
@@ -139,7 +138,7 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
     adopted = None
     if recipe.init is not None:
         # A checkpoint of the run itself will replace what would be loaded here.
-        adopted = None if checkpoint_folders(folder) else init_from.load_init(model, recipe.init)
+        adopted = None if checkpoint_folders(folder) else ranks.together(lambda: init_from.load_init(model, recipe.init))
     elif recipe.model.head_bias:
         model.start_at_frequencies(torch.from_numpy(data.frequencies(tokens, recipe.model.vocab_size)).to(device))
     loss = parallelise(model, recipe, ranks)
@@ -154,14 +153,20 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
     )  # fmt: skip
 
 
+def _checked_data(recipe: Recipe, folder: Path, ranks: Ranks = ALONE) -> tuple[Any, Any]:
+    """Training and validation tokens, of which there are enough."""
+    tokens, val_tokens = open_data(recipe, folder)
+    rows(recipe, tokens, 1, ranks)
+    data.slices(val_tokens, context=recipe.model.context, count=1)
+    return tokens, val_tokens
+
+
 def check(recipe: Recipe, folder: Path, sinks: Sequence[str] = ()) -> None:
     """Raise what `train` would raise before its first step, but for what only the model's weights could tell; writes nothing."""
     check_sinks(sinks)
     choose_device(recipe.compute)
     check_run(folder, recipe, extend=True)
-    tokens, val_tokens = open_data(recipe, folder)
-    rows(recipe, tokens, 1)
-    data.slices(val_tokens, context=recipe.model.context, count=1)
+    _checked_data(recipe, folder)
 
 
 def resume_or_start(run: Run) -> dict[str, Any]:
@@ -173,7 +178,8 @@ def resume_or_start(run: Run) -> dict[str, Any]:
         init_from.report_init(run.folder, run.adopted, getattr(run.optimizer, "placed", []))
     progress = saving.resume(run.folder, run.model, run.optimizer, run.tracker, ranks, run.recipe.branch)
     if progress is not None and progress["step"] > run.recipe.steps:
-        raise UserError(f"the checkpoint is of step {progress['step']}, after the last of these {run.recipe.steps}; set more steps")
+        beyond = f"the checkpoint is of step {progress['step']}, after the last of these {run.recipe.steps}; set more steps"
+        raise UserError(beyond).of("main")
     if ranks.main:
         size = sum(p.numel() for p in run.model.parameters())
         write_environment(

@@ -29,7 +29,7 @@ def assignment(model: nn.Module, config: OptimConfig) -> Assignment | None:
             f"optim.logit_clip scales query and key down, which optim.assignment={config.assignment} holds on Stiefel, where "
             "matrices have one norm: they would leave it and come back. Set optim.logit_clip=null, bound the logits with "
             "model.attention_softcap or model.qk_norm, or take another assignment."
-        )
+        ).of("main")
     return assign(model, attention=attention, mlp=mlp)
 
 

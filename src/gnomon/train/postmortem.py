@@ -20,7 +20,9 @@ from gnomon.train.distributed import ALONE, Ranks, uncompiled
 
 
 class NonFinite(UserError):
-    """Training stopped before an update that would have destroyed the weights."""
+    """Training stopped before an update that would have destroyed the weights; every process raises it."""
+
+    told_by = "main"
 
 
 def write_postmortem(

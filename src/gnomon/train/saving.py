@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -17,7 +16,7 @@ from gnomon.files import atomic_folder, read_json, remove_partials
 from gnomon.models.transformer import Transformer
 from gnomon.run_folder import CHECKPOINTS, checkpoint_folder, checkpoint_folders, locate
 from gnomon.train import checkpoint_layout
-from gnomon.train.checkpoint_layout import damage, flat_tracker, read_tensors
+from gnomon.train.checkpoint_layout import damage, flat_tracker, read_tensors, save_file
 from gnomon.train.distributed import ALONE, Ranks
 
 
@@ -96,13 +95,13 @@ def resume(
     if path is None:
         return None
     if (wrong := damage(path, ranks)) is not None:
-        raise UserError(ranks.on_main(lambda: _way_back(folder, path, wrong)))
+        raise UserError(ranks.on_main(lambda: _way_back(folder, path, wrong))).of("main")
     progress = read_json(path / "state.json")
     rest = progress.pop("optimizer")
     _check_order(path, rest, optimizer)
     weights, state, remembered = _read(path, model, tracker, ranks)
     if tracker is not None and not remembered:
-        raise UserError(f"{path} was saved without a tracker; set watch.track_every=0, or track from the first step of a run")
+        raise UserError(f"{path} was saved without a tracker; set watch.track_every=0, or track from the first step of a run").of("main")
     checkpoint_layout.put_weights(model, weights, path)
     parameters = dict(model.named_parameters())
     state = {
@@ -149,7 +148,7 @@ def _check_order(path: Path, rest: dict[str, Any], optimizer: Optimizer) -> None
     raise UserError(
         f"{path}: the optimizer's parameters are not the model's, or not in its order; the first difference is at "
         f"place {moved}: {[*theirs, 'nothing'][moved]!r} in the checkpoint, {[*ours, 'nothing'][moved]!r} here"
-    )
+    ).of("main")
 
 
 def _read(

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
@@ -107,7 +106,7 @@ class Saver:
             told = "; ".join(f"process {rank}: {cause}" for rank, cause in causes.items())
             if not all(isinstance(cause, OSError) for cause in causes.values()):
                 raise RuntimeError(f"the checkpoint could not be written ({told})") from error
-            raise UserError(f"the checkpoint could not be written ({told}); those before it are whole") from error
+            raise UserError(f"the checkpoint could not be written ({told}); those before it are whole").of("main") from error
 
     def close(self) -> None:
         try:
@@ -130,7 +129,7 @@ class _Writer(HuggingFaceStorageWriter):
         with atomic_folder(self.checkpoint) as partial:
             os.replace(self.pieces, partial / "shards")
             weights = _load(partial / "shards", "model/", {}, ALONE)
-            save_file(weights, partial / "model.safetensors")
+            checkpoint_layout.save_file(weights, partial / "model.safetensors")
             checkpoint_layout.seal(partial, self.config, self.state)
         checkpoint_layout.tidy(self.checkpoint.parent.parent, self.keep)
 
