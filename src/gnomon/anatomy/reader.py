@@ -10,15 +10,15 @@ from typing import Any
 from gnomon.anatomy.anatomy import Anatomy, Part
 from gnomon.anatomy.block import WHOLE, Block
 from gnomon.anatomy.families import INSIDE, OUTSIDE, Entry, Weight
-from gnomon.anatomy.generic_roles import plain_role
-from gnomon.anatomy.grouping import gather, main_stack, members_of, serving
-from gnomon.anatomy.interpret import Matrix, expert_orientation, interpret, interpret_open
+from gnomon.anatomy.finding_stacks import find_stacks, main_stack, members_of, stack_served_by
+from gnomon.anatomy.matrices import Matrix, expert_orientation, matrices_in, undecided_matrix
+from gnomon.anatomy.non_matrix import non_matrix_role
 from gnomon.anatomy.recognise import Recognition, recognise
 from gnomon.anatomy.roles import ROLES
 from gnomon.anatomy.sizes import as_dict
 from gnomon.anatomy.stack import Member, Stack, is_packed
-from gnomon.anatomy.structure import STRUCTURAL
 from gnomon.anatomy.tensors import Tensor, from_mapping, from_module
+from gnomon.anatomy.unlisted_families import STRUCTURAL
 from gnomon.errors import UserError
 
 
@@ -50,7 +50,7 @@ def read(source: Any, config: Any = None) -> Anatomy:
 
 def _read(tensors: list[Tensor], config: dict[str, Any], *, live: bool = False) -> Anatomy:
     members = members_of(tensors)
-    stacks = gather(members, config)
+    stacks = find_stacks(members, config)
     known = {prefix: recognise(stack) for prefix, stack in stacks.items()}
     if len(stacks) == 1:
         for prefix, stack in stacks.items():
@@ -95,12 +95,12 @@ class _Inside:
 
     def _matrices(self, member: Member) -> list[Matrix]:
         tensor, at = member
-        if (role := plain_role(tensor, at)) is not None:
+        if (role := non_matrix_role(tensor, at)) is not None:
             return [Matrix(role, tensor.shape, expert=at.expert)]
         if at.template in self.known.open:
-            return interpret_open(member, self.known.open[at.template])
+            return undecided_matrix(member, self.known.open[at.template])
         if at.template in self.known.family.roles:
-            return interpret(member, self.stack, self.known.family, self.experts_transposed)
+            return matrices_in(member, self.stack, self.known.family, self.experts_transposed)
         return [_named(member, INSIDE.get(at.template))]
 
     def _norms_of(self, found: Matrix, layer: int | None) -> tuple[str | None, str | None]:
@@ -122,7 +122,7 @@ def _outside(member: Member, stacks: dict[str, Stack]) -> list[Part]:
     found = _read_outside(member)
     return [
         Part(
-            *(tensor.name, serving(at.path, stacks), None, found.role, found.shape, found.block),
+            *(tensor.name, stack_served_by(at.path, stacks), None, found.role, found.shape, found.block),
             *(found.in_axis, found.out_axis, found.reads, found.writes),
             tied_to=tensor.tied_to,
             belongs_to=at.companion or None,
@@ -134,7 +134,7 @@ def _outside(member: Member, stacks: dict[str, Stack]) -> list[Part]:
 
 def _read_outside(member: Member) -> Matrix:
     tensor, at = member
-    if (role := plain_role(tensor, at)) is not None:
+    if (role := non_matrix_role(tensor, at)) is not None:
         return Matrix(role, tensor.shape)
     segments = at.path.split(".")
     ends = ["^" + at.path, *(".".join(segments[-n:]) for n in (3, 2, 1))]
@@ -192,7 +192,7 @@ def _anatomy(
 ) -> Anatomy:
     main = main_stack(stacks)
     prefix = next((prefix for prefix, stack in stacks.items() if stack.name == main), None)
-    weights = {t.name for t, at in members if plain_role(t, at) is None}
+    weights = {t.name for t, at in members if non_matrix_role(t, at) is None}
     doubtful = {part.name for part in parts if part.role == "unknown" or part.doubt} & weights
     notes = []
     for stack in stacks.values():

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gnomon.anatomy.families import BY_TYPE, FAMILIES, Family
-from gnomon.anatomy.interpret import Open, expert_orientation, interpret
+from gnomon.anatomy.matrices import Open, expert_orientation, matrices_in
 from gnomon.anatomy.stack import Stack
-from gnomon.anatomy.structure import STRUCTURAL, structural_family
+from gnomon.anatomy.unlisted_families import STRUCTURAL, structural_family
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _contradicted(stack: Stack, family: Family) -> bool:
     for template, member in stack.samples.items():
         if template not in family.roles:
             continue
-        for matrix in interpret(member, stack, family, oriented):
+        for matrix in matrices_in(member, stack, family, oriented):
             if matrix.in_axis is None:
                 continue
             if not matrix.fits or _wrong_side(family, template, oriented):
@@ -112,7 +112,7 @@ def _differences(stack: Stack, candidates: list[Family]) -> dict[str, Open]:
     readings = {f.name: expert_orientation(stack, f) for f in candidates}
     for template, member in stack.samples.items():
         told = {
-            family.name: interpret(member, stack, family, readings[family.name])
+            family.name: matrices_in(member, stack, family, readings[family.name])
             for family in candidates
             if template in family.roles
         }

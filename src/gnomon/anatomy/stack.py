@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gnomon.anatomy.families import INSIDE, Family
-from gnomon.anatomy.generic_roles import plain_role
 from gnomon.anatomy.layouts import Facts
 from gnomon.anatomy.names import Name
+from gnomon.anatomy.non_matrix import non_matrix_role
 from gnomon.anatomy.sizes import Sizes, read_sizes
 from gnomon.anatomy.tensors import Tensor
 
@@ -44,7 +44,7 @@ class Stack:
             # Of a LoRA pair, B (out x r) is the one whose rows tell.
             if at.template in INSIDE or known and not (known.at.adapter == "A" and at.adapter == "B"):
                 continue
-            if len(tensor.shape) >= 2 and plain_role(tensor, at) is None:
+            if len(tensor.shape) >= 2 and non_matrix_role(tensor, at) is None:
                 found[at.template] = member
         return found
 

@@ -36,7 +36,7 @@ class Open(NamedTuple):
     why: str
 
 
-def interpret(member: Member, stack: Stack, family: Family, experts_transposed: bool | None) -> list[Matrix]:
+def matrices_in(member: Member, stack: Stack, family: Family, experts_transposed: bool | None) -> list[Matrix]:
     """The matrices `member` holds if it belongs to `family`, whose table must know its path.
 
     `experts_transposed` is how 3-D experts of this stack lie, where shapes decide (see `expert_orientation`).
@@ -138,7 +138,7 @@ def expert_orientation(stack: Stack, family: Family) -> bool | None:
     return said.pop() if len(said) == 1 else None
 
 
-def interpret_open(member: Member, left: Open) -> list[Matrix]:
+def undecided_matrix(member: Member, left: Open) -> list[Matrix]:
     """What is agreed about an open weight: the whole tensor, uncut."""
     stored, role = member.tensor.shape, left.role or "unknown"
     if left.transposed is None or len(stored) != 2:

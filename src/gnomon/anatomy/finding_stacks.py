@@ -46,7 +46,7 @@ def members_of(tensors: list) -> list[Member]:
     return members
 
 
-def gather(members: list[Member], config: Mapping[str, Any]) -> dict[str, Stack]:
+def find_stacks(members: list[Member], config: Mapping[str, Any]) -> dict[str, Stack]:
     """prefix -> `Stack`, in stored order."""
     by_prefix: dict[str, list[Member]] = {}
     for member in members:
@@ -62,7 +62,7 @@ def gather(members: list[Member], config: Mapping[str, Any]) -> dict[str, Stack]
     }
 
 
-def serving(path: str, stacks: Mapping[str, Stack]) -> str:
+def stack_served_by(path: str, stacks: Mapping[str, Stack]) -> str:
     """Name of the stack that a tensor outside the layers serves: the one whose prefix it shares most of."""
     segments = path.split(".")
     shared = {}

@@ -20,7 +20,7 @@ _NUMBERS = ("relative_attention_bias", "A_log")
 _CONV = re.compile(r"conv|patch", re.IGNORECASE)
 
 
-def plain_role(tensor: Tensor, at: Name) -> str | None:
+def non_matrix_role(tensor: Tensor, at: Name) -> str | None:
     """The role of a vector, bias, norm, kernel, buffer or scale; None for what may be a matrix."""
     ndim = len(tensor.shape)
     if at.companion:

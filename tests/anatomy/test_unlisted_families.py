@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gnomon import anatomy
-from gnomon.anatomy.structure import STRUCTURAL
+from gnomon.anatomy.unlisted_families import STRUCTURAL
 
 
 def roles(found) -> dict:
