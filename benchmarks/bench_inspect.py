@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from gnomon.continuity import open_checkpoint
+from gnomon.checkpoints import open_checkpoint
 from gnomon.geometry import subspace
 
 LAYERS, D, F, KV, VOCAB = 16, 2048, 8192, 512, 32000
@@ -199,7 +199,7 @@ from gnomon.continuity import inspect
 from gnomon.continuity.advice import stream_side
 begin()
 report = inspect(path, k=8, full=full)
-end(stream={f"{row['role']}.{row['layer']}": row[stream_side(row["role"]) + "1_cos"] for row in report.rows})
+end(stream={f"{row['role']}.{row['layer']}": row[stream_side(row) + "1_cos"] for row in report.rows})
 """
 _WATCH = """
 import contextlib, io, logging, warnings

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -66,17 +67,26 @@ class Part:
         return self.in_axis is not None
 
     @property
+    def stream(self) -> str:
+        """ "reads" when its inputs are the residual stream, "writes" when its outputs join it, else ""."""
+        return "reads" if self.reads_stream else "writes" if self.writes_stream else ""
+
+    @property
     def sublayer(self) -> str:
         """ "attention", "mlp", "mixer", "router" or ""."""
         return ROLES[self.role.split("+")[0]].sublayer
 
 
 class Pair(NamedTuple):
-    """Two parts of one role and shape, `lag` layers apart."""
+    """Two parts of one role, `lag` layers apart, of one shape or at least of one width on the side of the stream.
+
+    `missing`: numbers of layers between them of which nothing is there at all.
+    """
 
     first: Part
     second: Part
     lag: int
+    missing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,7 @@ class Anatomy:
         confidence: share of the weight matrices that are identified without doubt.
         norm_offset: norms multiply by this plus their gain; None when not known.
         notes: what a reader should know (ties, one-layer stacks, packed weights …).
+        warnings: what speaks against taking these tensors for one whole model (missing layers, a slice of each weight …).
     """
 
     parts: tuple[Part, ...]
@@ -100,6 +111,7 @@ class Anatomy:
     confidence: float = 1.0
     norm_offset: float | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self.parts)
@@ -164,11 +176,12 @@ class Anatomy:
         return tuple(sorted({p.layer for p in self.parts if p.layer is not None and p.stack == stack}))
 
     def pairs(self, role: str | None = None, lag: int = 1, stack: str | None = None) -> tuple[Pair, ...]:
-        """Neighbours in depth: matrices of one role and shape, in one stack, `lag` places apart.
+        """Neighbours in depth: matrices of one role, in one stack, `lag` places apart.
 
-        Places are counted among equals, so in a hybrid stack, or one with missing layers, neighbours may be
-        several layers apart; `Pair.lag` says how many. Experts meet the same expert number, LoRA factors
-        their like. Aliases of a tied weight, and parts with a doubt, have no pairs.
+        Places are counted among equals, so in a hybrid stack, or one with missing layers, neighbours may be several
+        layers apart; `Pair.lag` says how many. Experts meet the same expert number, LoRA factors their like. Shapes that
+        alternate (hybrid attention) meet their like; widths that change with depth (a pruned MLP) are no obstacle, for the
+        side of the stream compares. Aliases of a tied weight, and parts with a doubt, have no pairs.
 
         Raises:
             UserError: no such role or stack; `lag` is not positive.
@@ -178,12 +191,15 @@ class Anatomy:
         series: dict[tuple[Any, ...], list[Part]] = {}
         for part in self.select(role, stack=stack):
             if part.is_matrix and part.layer is not None and not part.doubt and part.tied_to is None:
-                key = (part.stack, part.role, part.expert, part.adapter, part.inner, part.shape)
-                series.setdefault(key, []).append(part)
+                series.setdefault((part.stack, part.role, part.expert, part.adapter, part.inner), []).append(part)
+        there = {stack: set(self.layers(stack)) for stack in self.stacks}
         found = []
-        for parts in series.values():
-            parts.sort(key=lambda part: part.layer)
-            found += [Pair(a, b, b.layer - a.layer) for a, b in zip(parts, parts[lag:]) if b.layer > a.layer]
+        for members in series.values():
+            for parts in _comparable(members):
+                parts.sort(key=lambda part: part.layer)
+                for a, b in zip(parts, parts[lag:]):
+                    between = range(a.layer + 1, b.layer)
+                    found.append(Pair(a, b, b.layer - a.layer, tuple(n for n in between if n not in there[a.stack])))
         return tuple(found)
 
     def layer_matrices(self) -> list[Part]:
@@ -267,6 +283,26 @@ class Anatomy:
 
     def _role(self, role: str) -> str:
         return role if role in self.by_role else check_name("role", role, ROLES)
+
+
+def _comparable(parts: list[Part]) -> list[list[Part]]:
+    """One role's parts, shared out so that each list holds one a layer and neighbours compare on one side at least."""
+    if len({part.layer for part in parts}) < len(parts):
+        groups = _grouped(parts, lambda part: re.sub(rf"(?<![^.]){part.layer}(?![^.])", "#", part.name, count=1))
+        if len(groups) > 1:
+            return [like for group in groups for like in _comparable(group)]
+    count = Counter(part.shape for part in parts)
+    if parts[0].sublayer != "mlp" and min(count.values()) > 1:
+        return _grouped(parts, lambda part: part.shape)
+    reads, writes = parts[0].reads_stream, parts[0].writes_stream
+    return _grouped(parts, lambda part: part.shape[reads] if reads != writes else part.shape)
+
+
+def _grouped(parts: list[Part], key: Callable[[Part], Any]) -> list[list[Part]]:
+    groups: dict[Any, list[Part]] = {}
+    for part in parts:
+        groups.setdefault(key(part), []).append(part)
+    return list(groups.values())
 
 
 def _ranges(numbers: Any) -> str:

@@ -72,7 +72,7 @@ class Family:
 
 def attention(at: str, names: str, roles: str = "query key value output") -> Entries:
     """`attention("self_attn", "q_proj k_proj v_proj o_proj")`"""
-    return {f"{at}.{name}": role for name, role in zip(names.split(), roles.split(), strict=True)}
+    return {f"{at}.{name}".lstrip("."): role for name, role in zip(names.split(), roles.split(), strict=True)}
 
 
 def fused_attention(at: str, names: str, layout: str = "stacked", roles: tuple[str, ...] = QKV) -> Entries:
@@ -105,11 +105,12 @@ def experts(at: str, names: str, layout: str = "stacked", transposed: bool | Non
 _GATED = "gate_proj up_proj down_proj"
 _SELF_ATTN = attention("self_attn", "q_proj k_proj v_proj o_proj")
 _LLAMA = _SELF_ATTN | mlp("mlp", _GATED)
-_SHARED = (
-    mlp("mlp.shared_expert", _GATED, "shared_")
-    | mlp("mlp.shared_experts", _GATED, "shared_")
-    | {"mlp.shared_expert_gate": "shared_router"}
-)
+_SHARED: Entries = {
+    "mlp.shared_expert_gate": "shared_router",
+    "mlp.shared_experts.gate_up_proj": Weight(("shared_gate", "shared_up"), "stacked"),
+}
+for _name in ("shared_expert", "shared_experts", "shared_mlp"):
+    _SHARED |= mlp(f"mlp.{_name}", _GATED, "shared_")
 _MAMBA: Entries = {
     "mamba.in_proj": "mixer_in",
     "mamba.out_proj": "mixer_out",
@@ -162,18 +163,66 @@ GLM4 = replace(
 )
 QWEN_MOE = Family(
     "qwen2_moe",
-    "qwen2_moe qwen3_moe qwen3_vl_moe_text olmoe glm4_moe minimax_m2 dots1",
-    _LLAMA | experts("mlp.experts", _GATED) | _SHARED | {"mlp.gate": "router"},
+    "qwen2_moe qwen3_moe qwen3_vl_moe_text olmoe glm4_moe dots1",
+    _LLAMA | experts("mlp.experts", _GATED) | _SHARED | {"mlp.gate": "router", "mlp.gate.wg": "router"},
     before=_PRE,
+)
+BAICHUAN = replace(
+    LLAMA, name="baichuan", types="baichuan", roles=fused_attention("self_attn", "W_pack o_proj") | mlp("mlp", _GATED)
+)
+# Even rows gate, odd rows up (gegelu).
+PHI3_SMALL = Family(
+    "phi3small",
+    "phi3small",
+    fused_attention("self_attn", "query_key_value dense", "by_group")
+    | {"mlp.up_proj": Weight(GATE_UP, "alternating"), "mlp.down_proj": "down"},
+    before=_PRE,
+)
+MOSHI = replace(LLAMA, name="moshi", types="moshi", roles=_SELF_ATTN | fused_mlp("mlp", "fc1 fc2"))
+BAILING = replace(
+    QWEN_MOE,
+    name="bailing_moe",
+    types="bailing_moe bailing_moe_v2 sarvam_moe",
+    roles=fused_attention("attention", "query_key_value dense")
+    | attention("attention", "q_proj k_proj v_proj dense")
+    | {path: role for path, role in QWEN_MOE.roles.items() if path.startswith("mlp.")},
+)
+ARIA = replace(
+    LLAMA,
+    name="aria",
+    types="aria_text",
+    roles=_LLAMA
+    | _SHARED
+    | {
+        "mlp.experts.fc1": Weight(GATE_UP, "stacked", transposed=True, experts=True),
+        "mlp.experts.fc2": Weight(("down",), transposed=True, experts=True),
+        "mlp.router": "router",
+    },
 )
 MIXTRAL = Family(
     "mixtral",
-    "mixtral phimoe granitemoe",
+    "mixtral phimoe",
     _SELF_ATTN
     | experts("block_sparse_moe.experts", "w1 w3 w2", transposed=False)
     | experts("mlp.experts", "w1 w3 w2", transposed=False)
     | {path: "router" for path in ("block_sparse_moe.gate", "block_sparse_moe.router", "mlp.gate", "mlp.router")},
     before=_PRE,
+)
+MINIMAX_M2 = replace(QWEN_MOE, name="minimax_m2", types="minimax_m2", roles=QWEN_MOE.roles | MIXTRAL.roles)
+GRANITE_MOE = replace(
+    MIXTRAL,
+    name="granitemoe",
+    types="granitemoe granitemoehybrid granitemoeshared granitemoe_swa",
+    roles=MIXTRAL.roles
+    | _MAMBA
+    | {
+        "block_sparse_moe.input_linear": Weight(GATE_UP, "stacked", transposed=False, experts=True),
+        "block_sparse_moe.output_linear": Weight(("down",), transposed=False, experts=True),
+        "block_sparse_moe.router.layer": "router",
+        "shared_mlp.input_linear": Weight(("shared_gate", "shared_up"), "stacked"),
+        "shared_mlp.output_linear": "shared_down",
+    },
+    before=_PRE | {"mixer": "input_layernorm"},
 )
 DEEPSEEK = replace(
     QWEN_MOE,
@@ -215,8 +264,10 @@ QWEN3_NEXT = replace(
     name="qwen3_next",
     types="qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
     roles=QWEN_MOE.roles
-    | {"self_attn.q_proj": Weight(("query", "query_gate"), "by_head"), "linear_attn.out_proj": "mixer_out"}
-    | {f"linear_attn.in_proj_{part}": "mixer_in" for part in ("qkvz", "ba", "qkv", "z", "b", "a")},
+    | {"self_attn.q_proj": Weight(("query", "query_gate"), "gated_by_head"), "linear_attn.out_proj": "mixer_out"}
+    | {"linear_attn.in_proj_qkvz": "mixer_in", "linear_attn.in_proj_qkv": "mixer_in"}
+    | {"linear_attn.in_proj_z": "mixer_gate"}
+    | {f"linear_attn.in_proj_{part}": "mixer_rates" for part in ("ba", "b", "a")},
     before=_PRE | {"mixer": "input_layernorm"},
     norm_offset=1.0,
 )
@@ -237,6 +288,22 @@ LFM2 = Family(
     | mlp("feed_forward", "w1 w3 w2")
     | {"conv.in_proj": "mixer_in", "conv.out_proj": "mixer_out"},
     before={"attention": "operator_norm", "mixer": "operator_norm", "mlp": "ffn_norm"},
+)
+NEMOTRON_H = Family(
+    "nemotron_h",
+    "nemotron_h",
+    attention("mixer", "q_proj k_proj v_proj o_proj")
+    | mlp("mixer", "up_proj down_proj")
+    | mlp("mixer.experts.#", "up_proj down_proj")
+    | mlp("mixer.shared_experts", "up_proj down_proj", "shared_")
+    | {
+        "mixer.experts.up_proj": Weight(("up",), experts=True),
+        "mixer.experts.down_proj": Weight(("down",), experts=True),
+        "mixer.gate": "router",
+        "mixer.in_proj": "mixer_in",
+        "mixer.out_proj": "mixer_out",
+    },
+    before={"attention": "norm", "mlp": "norm", "mixer": "norm"},
 )
 GPT2 = Family(
     "gpt2",
@@ -260,6 +327,25 @@ GPT_NEO = Family(
     "gpt_neo",
     attention("attn.attention", "q_proj k_proj v_proj out_proj") | mlp("mlp", "c_fc c_proj"),
     before=_LN,
+)
+EXAONE = replace(
+    GPT_NEO,
+    name="exaone",
+    types="exaone",
+    roles=attention("attn.attention", "q_proj k_proj v_proj out_proj") | mlp("mlp", "c_fc_0 c_fc_1 c_proj"),
+)
+# a = w1 x, b = w2 x, a silu(b): the second is the gate.
+QWEN1 = Family(
+    "qwen",
+    "qwen",
+    fused_attention("attn", "c_attn c_proj") | mlp("mlp", "w2 w1 c_proj"),
+    before=_LN,
+)
+CTRL = Family(
+    "ctrl",
+    "ctrl",
+    attention("multi_head_attention", "Wq Wk Wv dense"),
+    before={"attention": "layernorm1"},
 )
 GPTJ = Family(
     "gptj",
@@ -316,6 +402,19 @@ MPT = Family(
     fused_attention("attn", "Wqkv out_proj") | mlp("ffn", "up_proj down_proj"),
     before={"attention": "norm_1", "mlp": "norm_2"},
 )
+OPENELM = Family(
+    "openelm",
+    "openelm",
+    fused_attention("attn", "qkv_proj out_proj") | fused_mlp("ffn", "proj_1 proj_2"),
+    before={"attention": "attn_norm", "mlp": "ffn_norm"},
+)
+# The experts' w1, v1 and w2 are one matrix each for all of them, and stay unknown.
+DBRX = Family(
+    "dbrx",
+    "dbrx",
+    fused_attention("norm_attn_norm.attn", "Wqkv out_proj") | {"ffn.router.layer": "router"},
+    before={"attention": "norm_attn_norm.norm_1", "router": "norm_attn_norm.norm_2"},
+)
 INTERNLM2 = Family(
     "internlm2",
     "internlm2",
@@ -343,19 +442,29 @@ OPT = Family(
         "mlp": "final_layer_norm",
     },
 )
+_POST_NORM = {
+    "attention": "^final_layer_norm",
+    "cross_query": "self_attn_layer_norm",
+    "mlp": "encoder_attn_layer_norm self_attn_layer_norm",
+}
+# opt-350m
+OPT_POST_NORM = replace(OPT, types="", before=_POST_NORM)
 BART = Family(
     "bart",
     "bart blenderbot-small marian",
     _BART,
-    before={"attention": "^final_layer_norm", "mlp": "encoder_attn_layer_norm self_attn_layer_norm"},
+    before=_POST_NORM,
 )
 T5 = Family(
     "t5",
-    "t5 mt5 umt5",
+    "t5 mt5 umt5 switch_transformers",
     attention("layer.#.SelfAttention", "q k v o")
     | attention("layer.#.EncDecAttention", "q k v o", CROSS)
     | mlp("layer.#.DenseReluDense", "wi wo")
-    | mlp("layer.#.DenseReluDense", "wi_0 wi_1 wo"),
+    | mlp("layer.#.DenseReluDense", "wi_0 wi_1 wo")
+    | mlp("layer.#.mlp", "wi wo")
+    | mlp("layer.#.mlp.experts.#", "wi wo")
+    | {"layer.#.mlp.router.classifier": "router"},
     before={
         "attention": "layer.0.layer_norm",
         "cross_query": "layer.1.layer_norm",
@@ -371,6 +480,43 @@ BERT = Family(
     _BERT | attention("crossattention", "self.query self.key self.value output.dense", CROSS),
     before={"attention": "^output.LayerNorm", "mlp": "attention.output.LayerNorm"},
 )
+_DEBERTA_POSITIONS = ("pos_proj", "pos_q_proj", "pos_key_proj", "pos_query_proj")
+DEBERTA = replace(
+    BERT,
+    name="deberta",
+    types="deberta deberta-v2",
+    roles=fused_attention("attention", "self.in_proj output.dense", "by_head")
+    | attention("attention", "self.query_proj self.key_proj self.value_proj output.dense")
+    | mlp("", "intermediate.dense output.dense")
+    | {f"attention.self.{name}": "other" for name in _DEBERTA_POSITIONS},
+)
+MPNET = replace(
+    BERT,
+    name="mpnet",
+    types="mpnet",
+    roles=attention("attention.attn", "q k v o") | mlp("", "intermediate.dense output.dense"),
+    before={"attention": "^output.LayerNorm", "mlp": "attention.LayerNorm"},
+)
+# up * act(gate)
+NOMIC = Family("nomic_bert", "nomic_bert", fused_attention("attn", "Wqkv out_proj") | mlp("mlp", "fc12 fc11 fc2"))
+GTE = Family(
+    "gte",
+    "gte new",
+    fused_attention("attention", "qkv_proj o_proj")
+    | {"mlp.up_gate_proj": Weight(("up", "gate"), "stacked"), "mlp.down_proj": "down"},
+    before={"attention": "^mlp_ln", "mlp": "attn_ln"},
+)
+# do_stable_layer_norm decides whether these read before or after their norms.
+WAV2VEC2 = Family(
+    "wav2vec2",
+    "wav2vec2 hubert wavlm data2vec-audio unispeech unispeech-sat sew",
+    attention("attention", "q_proj k_proj v_proj out_proj")
+    | mlp("feed_forward", "intermediate_dense output_dense")
+    | {"attention.gru_rel_pos_linear": "other"},
+    stack="audio",
+)
+# Attention and MLP layers in two lists beside each other.
+XLM = Family("xlm", "xlm flaubert", attention("", "q_lin k_lin v_lin out_lin") | mlp("", "lin1 lin2"))
 DISTILBERT = Family(
     "distilbert",
     "distilbert",
@@ -469,14 +615,33 @@ GGUF = Family(
         "attn_kv_b": Weight(("key", "value"), "nope_value", reads=False),
         "ssm_in": "mixer_in",
         "ssm_out": "mixer_out",
-    },
+        "attn_o": "output",
+        "attn_rel_b": "scalar",
+    }
+    | attention("", "cross_attn_q cross_attn_k cross_attn_v cross_attn_o", CROSS)
+    | mlp("", "ffn_gate.# ffn_up.# ffn_down.#"),
     before={
         "attention": "attn_norm",
+        "cross_query": "cross_attn_norm",
         "mlp": "ffn_norm",
         "query": "attn_q_a_norm attn_norm",
         "mixer": "attn_norm",
     },
     after={"attention": "post_attention_norm", "mlp": "post_ffw_norm"},
+)
+GGUF_QWEN3_NEXT = replace(
+    GGUF,
+    name="gguf qwen3next",
+    types="gguf:qwen3next gguf:qwen35 gguf:qwen35moe",
+    roles=GGUF.roles
+    | {
+        "attn_q": Weight(("query", "query_gate"), "gated_by_head"),
+        "attn_qkv": "mixer_in",
+        "attn_gate": "mixer_gate",
+        "ssm_ba": "mixer_rates",
+        "ssm_beta": "mixer_rates",
+        "ssm_alpha": "mixer_rates",
+    },
 )
 GNOMON = Family(
     "gnomon",
@@ -492,13 +657,22 @@ GNOMON_MLP = Family("gnomon_mlp", "gnomon_mlp", {"linear": "linear"}, before={"m
 
 # When names alone cannot tell two rows apart, the first is named and what they disagree on is left open.
 FAMILIES: tuple[Family, ...] = (
-    *(LLAMA, GEMMA, GEMMA2, OLMO2, COHERE, NEMOTRON, STARCODER2, PHI, PHI3, GLM, GLM4),
-    *(QWEN_MOE, MIXTRAL, DEEPSEEK, GPT_OSS, LLAMA4, QWEN3_NEXT, JAMBA, LFM2),
+    *(LLAMA, GEMMA, GEMMA2, OLMO2, COHERE, NEMOTRON, STARCODER2, PHI, PHI3, GLM, GLM4, BAICHUAN, PHI3_SMALL, MOSHI),
+    *(QWEN_MOE, MIXTRAL, DEEPSEEK, GPT_OSS, LLAMA4, QWEN3_NEXT, JAMBA, LFM2, ARIA, MINIMAX_M2, GRANITE_MOE),
     *(GPT2, NANOGPT, GPT_BIGCODE, GPT_NEO, GPTJ, CODEGEN, GPT_NEOX, BLOOM, FALCON, CHATGLM, PERSIMMON, MPT),
     *(INTERNLM2, LLAMA_ORIGINAL, OPT, BART, T5, BERT, DISTILBERT, ALBERT, MODERNBERT),
-    *(VIT, DINOV2, TIMM, CLIP, OPENCLIP, TORCH, NANOCHAT, GGUF, GNOMON, GNOMON_MLP),
+    *(NEMOTRON_H, EXAONE, QWEN1, CTRL, OPENELM, DBRX, DEBERTA, MPNET, NOMIC, GTE, WAV2VEC2, XLM),
+    *(VIT, DINOV2, TIMM, CLIP, OPENCLIP, TORCH, NANOCHAT, GGUF, GGUF_QWEN3_NEXT, GNOMON, GNOMON_MLP),
 )
-BY_TYPE: dict[str, Family] = {kind: family for family in FAMILIES for kind in family.types.split()}
+# Bailing's attention has GPT-NeoX's names and another order of rows: read so only where the config says it.
+_BY_TYPE: dict[str, Family] = {kind: family for family in (*FAMILIES, BAILING) for kind in family.types.split()}
+
+
+def family_of_type(model_type: str | None) -> Family | None:
+    """The row of a config's `model_type`; GGUF architectures of which nothing special is known share one."""
+    kind = model_type or ""
+    return _BY_TYPE.get(kind) or (GGUF if kind.startswith("gguf:") else None)
+
 
 # Weights that stand outside the repeated layers, by the end of their path; `^` anchors the beginning.
 OUTSIDE: dict[str, Entry] = {

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gnomon.anatomy.families import BY_TYPE
+from gnomon.anatomy.families import family_of_type
 from gnomon.anatomy.names import parse
 from gnomon.anatomy.sizes import model_type, nested
 from gnomon.anatomy.stack import Member, Stack
@@ -17,7 +17,8 @@ _WORDS = {
     "vision": {"vision", "visual", "vit", "image"},
     "audio": {"audio", "speech"},
 }
-
+# Outside the layers: what is as wide as the stream.
+_TABLE = re.compile(r"embed|wte|tok_emb|shared$|lm_head|norm|(?:^|[._])ln", re.IGNORECASE)
 
 # A container of layers inside a layer, with modules in it: `blocks.#.attn`, not `mlp.layers.#`.
 _NESTED = re.compile(r"(?:^|\.)(?:layers?|blocks?)\.#\.(?=[a-zA-Z])")
@@ -57,9 +58,16 @@ def find_stacks(members: list[Member], config: Mapping[str, Any]) -> dict[str, S
     for prefix in sorted(by_prefix, key=lambda prefix: -_weight(by_prefix[prefix])):
         name = _name(prefix, by_prefix)
         names[prefix] = f"{name}[{prefix}]" if name in names.values() else name
-    return {
+    stacks = {
         prefix: Stack(names[prefix], inside, _config(config, names[prefix])) for prefix, inside in by_prefix.items()
     }
+    by_name = {stack.name: stack for stack in stacks.values()}
+    for tensor, at in members:
+        if at.layer is None and len(tensor.shape) in (1, 2) and at.leaf != "bias" and _TABLE.search(at.path):
+            stack = by_name[stack_served_by(at.path, stacks)] if stacks else None
+            if stack is not None:
+                stack.outside |= set(tensor.shape[-1:])
+    return stacks
 
 
 def stack_served_by(path: str, stacks: Mapping[str, Stack]) -> str:
@@ -88,9 +96,9 @@ def _name(prefix: str, prefixes: Mapping[str, Any]) -> str:
     for name, marks in _WORDS.items():
         if words & marks:
             return name
-    for one, other in (("encoder", "decoder"), ("decoder", "encoder")):
-        if one in words and any(other in re.split(r"[._]", p) for p in prefixes if p != prefix):
-            return one
+    for one, other in ((("encoder", "enc"), ("decoder", "dec")), (("decoder", "dec"), ("encoder", "enc"))):
+        if words & set(one) and any(set(other) & set(re.split(r"[._]", p)) for p in prefixes if p != prefix):
+            return one[0]
     return "text"
 
 
@@ -99,7 +107,7 @@ def _config(config: Mapping[str, Any], stack: str) -> dict[str, Any]:
         return {}
     own = nested(config, stack)
     kind = model_type(own) or model_type(config)
-    defaults = BY_TYPE[kind].defaults if kind in BY_TYPE else {}
+    defaults = family.defaults if (family := family_of_type(kind)) else {}
     return {**defaults, "model_type": kind, **{key: value for key, value in own.items() if value is not None}}
 
 

@@ -39,6 +39,7 @@ class Facts:
         attention_width: inputs of the attention's output projection, from its shape.
         mlp_width: inputs of the MLP's down projection, from its shape.
         latent: width of the key-value latent (MLA), from the shape of kv_b or the config.
+        width: width of the residual stream.
     """
 
     heads: int | None = None
@@ -48,6 +49,7 @@ class Facts:
     attention_width: int | None = None
     mlp_width: int | None = None
     latent: int | None = None
+    width: int | None = None
 
 
 def whole(roles: tuple[str, ...], rows: int, facts: Facts) -> list[Piece]:
@@ -91,6 +93,13 @@ def by_head(roles: tuple[str, ...], rows: int, facts: Facts) -> list[Piece]:
     heads = _known(facts.heads, "heads")
     share = _share(rows, heads * len(roles), roles)
     return _groups(roles, [share] * len(roles), rows, share)
+
+
+def gated_by_head(roles: tuple[str, ...], rows: int, facts: Facts) -> list[Piece]:
+    """Qwen3-Next: per head, the query rows and those of its output gate. Their heads are together wider than the stream."""
+    if not facts.attention_width and facts.width and rows <= facts.width:
+        raise Impossible(f"{rows} rows are too few for queries and gates beside a stream of {facts.width}")
+    return by_head(roles, rows, facts)
 
 
 def by_group(roles: tuple[str, ...], rows: int, facts: Facts) -> list[Piece]:
@@ -145,7 +154,18 @@ Layout = Callable[[tuple[str, ...], int, Facts], list[Piece]]
 LAYOUTS: dict[str, Layout] = {
     layout.__name__: layout
     for layout in (
-        *(whole, stacked, stacked_if_double, by_head, by_group, shards, alternating, latent_rope, nope_value),
+        *(
+            whole,
+            stacked,
+            stacked_if_double,
+            by_head,
+            gated_by_head,
+            by_group,
+            shards,
+            alternating,
+            latent_rope,
+            nope_value,
+        ),
         unordered,
     )
 }

@@ -12,10 +12,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _CONTAINER = r"(?:(?:\w+_)?(?:layers?|blocks?)|h|blk|resblocks|albert_layer_groups)"
-_LAYER = re.compile(rf"(?:^|\.)(?P<container>{_CONTAINER})\.(?P<layer>\d+)(?:\.|$)")
-_NUMBERED = re.compile(r"(?:^|\.)(?P<container>(?!experts\.)[A-Za-z_]\w*\.)?(?P<layer>\d+)(?:\.|$)")
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-_EXPERT = re.compile(r"(?:^|\.)experts\.(\d+)(?:\.|$)")
+_LAYER = re.compile(rf"(?:^|\.)(?P<container>{_CONTAINER})\.(?P<layer>\d{{1,9}})(?:\.|$)")
+_NUMBERED = re.compile(r"(?:^|\.)(?P<container>(?!experts\.)[A-Za-z_]\w*\.)?(?P<layer>\d{1,9})(?:\.|$)")
+# No more digits than a count can have; int() refuses 4,300 and more.
+_NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")
+_EXPERT = re.compile(r"(?:^|\.)(?:experts|ffn_(?:gate|up|down))\.(\d{1,9})(?:\.|$)")
+_NAMED_EXPERT = re.compile(r"(?<=\bexperts\.)(?:expert_|mlp_|expert)(?=\d)")  # Switch's experts.expert_3
 
 # Segments added by wrappers (DDP, torch.compile, FSDP, activation checkpointing, PEFT); they say nothing.
 _WRAPPER = re.compile(
@@ -23,6 +25,10 @@ _WRAPPER = re.compile(
     r"|modules_to_save\.\w+)\."
 )
 _PARAMETRIZED = re.compile(r"\.parametrizations\.(\w+)\.original$")
+# weight_norm keeps W = g v / ||v|| as g (a number a row) and v, under names that changed with torch 2.1.
+_WEIGHT_NORM = re.compile(
+    r"\.(?:parametrizations\.(?P<new>\w+)\.original(?P<part>[01])|(?P<old>weight)_(?P<letter>[gv]))$"
+)
 _LORA = re.compile(r"\.lora_(?:embedding_)?([AB])(?:\.\w+)*$")
 _COMPANION = re.compile(
     r"(?:\.(?:weight_(?:scale_inv|scale_2|scale|zero_point|global_scale|shape|g_idx|offset)"
@@ -42,11 +48,11 @@ class Name(NamedTuple):
         path: module path inside the layer, or the whole path outside of it.
         template: `path` with every number replaced by `#`.
         leaf: "weight", "bias", … or "" for a parameter that hangs directly on its module.
-        expert: number after `experts.`.
+        expert: number after `experts.` (or after ffn_gate and its like in old GGUF files).
         inner: other numbers in the path, which tell otherwise equal parts of one layer apart.
         adapter: "A" or "B" of a LoRA pair.
         companion: the quantised weight whose scale, zero point or the like this is.
-        packed: the weight is stored as packed integers.
+        packed: the weight is stored as packed integers, or as factors.
     """
 
     prefix: str
@@ -70,12 +76,20 @@ def parse(name: str, names: Container[str] = (), *, any_number: bool = False) ->
     """
     path = _WRAPPER.sub("", name)
     path = _PARAMETRIZED.sub(r".\1", path)
+    path = _NAMED_EXPERT.sub("", path)
     companion, packed, adapter = "", False, ""
+    if found := _WEIGHT_NORM.search(path):
+        kept = found["new"] or found["old"]
+        packed = found["part"] == "1" or found["letter"] == "v"
+        path = path[: found.start()] + (f".{kept}" if packed else ".weight_norm.gamma")
+    elif path.endswith(".W_q"):  # HQQ: integers, not a query
+        packed, path = True, path.removesuffix("W_q") + "weight"
     if not path.endswith((".weight", ".bias")):
         if companion := _companion_of(name, names):
             path = _COMPANION.sub("", path) + ".weight"
         elif path.endswith(("_blocks", "_packed", ".qweight")):
             packed, path = True, path.removesuffix("_blocks").removesuffix("_packed")
+    packed = packed or f"{name}.absmax" in names  # bitsandbytes, 4 bits
     if "lora_" in path:
         if "lora_magnitude" in path:
             path = path.partition(".lora_magnitude")[0] + ".bias"

@@ -9,7 +9,7 @@ from gnomon.anatomy.tensors import Tensor
 
 _BUFFER = re.compile(
     r"(?:^|\.)(?:masked_bias|inv_freq|original_inv_freq|position_ids|token_type_ids|num_batches_tracked|running_mean"
-    r"|running_var|relative_position_index|causal_mask|cos_cached|sin_cached|rotary_emb\.\w+|rope_freqs\.weight)$"
+    r"|running_var|\w+_integer|\w+_scaling_factor|x_min|x_max|relative_position_index|causal_mask|cos_cached|sin_cached|rotary_emb\.\w+|rope_freqs\.weight)$"
 )
 # The last two are gnomon's own: the norms of a residual and those at both ends of the stream.
 _NORM = re.compile(

@@ -215,7 +215,48 @@ def _anatomy(
         confidence=1 - len(doubtful) / len(weights) if weights else 0.0,
         norm_offset=first.norm_offset if first else None,
         notes=tuple(notes),
+        warnings=tuple(_warnings(stacks, parts)),
     )
+
+
+def _warnings(stacks: dict[str, Stack], parts: list[Part]) -> list[str]:
+    """What speaks against taking these tensors for one whole model."""
+    found = []
+    for stack in stacks.values():
+        there = sorted({at.layer for _, at in stack.members if at.layer is not None})
+        missing = sorted(set(range(there[0], there[-1])) - set(there))
+        if missing:
+            found.append(
+                f"{stack.name}: layer{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:8]))}"
+                f"{' …' * (len(missing) > 8)} of {there[-1] + 1} missing; pairs across the hole stay out of the means"
+            )
+        elif there[0] == 0 and 1 < len(there) < (stack.sizes.layers or 0):
+            found.append(f"{stack.name}: the config speaks of {stack.sizes.layers} layers, {len(there)} are here")
+        if slices := _slices(stack, [part for part in parts if part.stack == stack.name]):
+            found.append(
+                f"{stack.name}: attention and MLP are 1/{slices} of what the config says, so this looks like one of "
+                f"{slices} tensor-parallel slices; a slice has other directions than the whole. Give the merged checkpoint"
+            )
+    if any(part.name.endswith("_flat_param") for part in parts):
+        found.append(
+            "FSDP's flat parameters (_flat_param) hold many weights in one vector; nothing in them can be told apart. "
+            "Save a full state dict (FullStateDictConfig)"
+        )
+    return found
+
+
+def _slices(stack: Stack, parts: list[Part]) -> int | None:
+    """n when every query, and every down projection, has 1/n of the width that the config gives it."""
+    sizes = stack.sizes
+    heads_width = sizes.heads and (sizes.head_dim or (sizes.width or 0) // sizes.heads) * sizes.heads
+    ratios = set()
+    for role, wanted, axis in (("query", heads_width, 0), ("down", sizes.inner, 1)):
+        here = {part.shape[axis] for part in parts if part.role == role and part.is_matrix and part.expert is None}
+        if not wanted or len(here) != 1 or wanted % (width := here.pop()):
+            return None
+        ratios.add(wanted // width)
+    ratio = ratios.pop()
+    return ratio if not ratios and ratio > 1 else None
 
 
 def _family(stack: Stack, known: Recognition) -> str:

@@ -6,9 +6,9 @@ decide; where they differ, shapes strike out those that cannot be; what is still
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from gnomon.anatomy.families import BY_TYPE, FAMILIES, Family
+from gnomon.anatomy.families import FAMILIES, GPT_BIGCODE, INSIDE, OPT, OPT_POST_NORM, Family, family_of_type
 from gnomon.anatomy.matrices import Open, expert_orientation, matrices_in
 from gnomon.anatomy.stack import Stack
 from gnomon.anatomy.unlisted_families import STRUCTURAL, structural_family
@@ -34,9 +34,21 @@ class Recognition:
 
 
 def recognise(stack: Stack) -> Recognition:
-    """Find the family of `stack`, from its config where that names one and shapes agree."""
+    """Find the family of `stack`, from its config where that names one and shapes agree.
+
+    Weights that the family's row does not have are read as those of unlisted families are.
+    """
+    found = _recognise(stack)
+    more = structural_family(stack).roles if found.family.name != STRUCTURAL else {}
+    new = {path: entry for path, entry in more.items() if path not in found.family.roles and path not in INSIDE}
+    return replace(found, family=replace(found.family, roles={**found.family.roles, **new})) if new else found
+
+
+def _recognise(stack: Stack) -> Recognition:
     model_type = stack.config.get("model_type")
-    named = BY_TYPE.get(model_type or "")
+    named = family_of_type(model_type)
+    if named is OPT and stack.config.get("do_layer_norm_before") is False:
+        named = OPT_POST_NORM
     if named is not None and not named.roles.keys() & stack.samples.keys():
         named = None
     if named is not None and not _contradicted(stack, named):
@@ -44,7 +56,7 @@ def recognise(stack: Stack) -> Recognition:
         return Recognition(named, evidence, norm_offset=named.norm_offset)
 
     total = len(stack.samples)
-    candidates = _candidates(stack)
+    candidates = _candidates(stack, model_type)
     if candidates:
         first = candidates[0]
         known = len(first.roles.keys() & stack.samples.keys())
@@ -66,7 +78,7 @@ def recognise(stack: Stack) -> Recognition:
     return Recognition(family, f"{stack.name}: {STRUCTURAL} ({known} of {total} weights named)", norms_known=False)
 
 
-def _candidates(stack: Stack) -> list[Family]:
+def _candidates(stack: Stack, model_type: str | None) -> list[Family]:
     """The rows that explain most of the weights, and whose reading the shapes allow. In table order."""
     paths = stack.samples.keys()
     scores = {family.name: len(family.roles.keys() & paths) for family in FAMILIES}
@@ -75,6 +87,9 @@ def _candidates(stack: Stack) -> list[Family]:
         if score == 0 or score < 0.6 * len(paths):
             break
         fitting = [f for f in FAMILIES if scores[f.name] == score and not _contradicted(stack, f)]
+        if any(member.tensor.kind == "linear" for member in stack.samples.values()) and len(fitting) > 1:
+            # A live GPTBigCode says so in its config; another module under GPT-2's names stacks its thirds, as nanoGPT does.
+            fitting = [f for f in fitting if f is not GPT_BIGCODE or model_type]
         if fitting:
             norms = [_norms_present(stack, family) for family in fitting]
             return [family for family, n in zip(fitting, norms) if n == max(norms)]

@@ -37,6 +37,8 @@ ROLES: dict[str, Role] = {
     "shared_down": Role(False, True, "mlp", "the same, of an expert every token visits"),
     "linear": Role(True, True, "mlp", "one square layer of a residual MLP"),
     "mixer_in": Role(True, False, "mixer", "stream to a state-space, convolution or linear-attention mixer"),
+    "mixer_gate": Role(True, False, "mixer", "gate on a mixer's output, stored by itself"),
+    "mixer_rates": Role(True, False, "mixer", "how fast a mixer forgets and writes (decay, beta, time step)"),
     "mixer_out": Role(False, True, "mixer", "mixer back to the stream"),
     "router": Role(True, False, "router", "scores of the experts"),
     "shared_router": Role(True, False, "router", "gate of the shared expert"),

@@ -15,6 +15,9 @@ _NAMES = {
     "head_dim": "head_dim d_kv kv_channels attention.key_length",
     "latent": "kv_lora_rank attention.kv_lora_rank",
     "value_dim": "v_head_dim",
+    "inner": "intermediate_size n_inner ffn_dim d_ff ffn_hidden_size feed_forward_length",
+    "vocabulary": "vocab_size",
+    "layers": "num_hidden_layers n_layer num_layers n_layers layers block_count",
 }
 _NESTED = {
     "text": ("text_config", "llm_config", "language_config"),
@@ -35,6 +38,9 @@ class Sizes:
     head_dim: int | None = None
     latent: int | None = None
     value_dim: int | None = None
+    inner: int | None = None
+    vocabulary: int | None = None
+    layers: int | None = None
 
 
 def as_dict(config: Any) -> dict[str, Any]:
@@ -59,7 +65,9 @@ def nested(config: Mapping[str, Any], stack: str) -> dict[str, Any]:
 
 
 def model_type(config: Mapping[str, Any]) -> str | None:
-    return config.get("model_type") or ("gguf" if "general.architecture" in config else None)
+    """`model_type` of a config.json; "gguf:ARCHITECTURE" of GGUF metadata."""
+    architecture = config.get("general.architecture")
+    return config.get("model_type") or (f"gguf:{architecture}" if architecture else None)
 
 
 def read_sizes(config: Mapping[str, Any], stack: str) -> Sizes:

@@ -26,12 +26,16 @@ class Stack:
         name: "text", "vision", "encoder" …
         members: its tensors, in stored order.
         config: the part of the model's config that speaks of this stack; may be empty.
+
+    Attributes:
+        outside: lengths of the embeddings, heads and norms that serve it (`find_stacks` adds them).
     """
 
     def __init__(self, name: str, members: list[Member], config: dict[str, Any]) -> None:
         self.name = name
         self.members = members
         self.config = config
+        self.outside: set[int] = set()
         self._facts: dict[tuple[str, int | None], Facts] = {}
 
     @cached_property
@@ -54,19 +58,34 @@ class Stack:
 
     @cached_property
     def width(self) -> int | None:
-        """Width of the residual stream: the axis length that most of a layer's tensors share.
+        """Width of the residual stream.
 
-        None when it is a tie that the config does not break.
+        The config's, where some tensor has it; else the one length that tables and norms outside the layers share with
+        the matrices inside; else the one that most tensors of a layer have. None when nothing of this decides.
         """
-        seen = {(at.template, at.leaf): tensor.shape for tensor, at in self.members if len(tensor.shape) == 1}
-        votes = Counter(shape[0] for shape in seen.values())
+        axes: Counter[int] = Counter()
         for member in self.samples.values():
             if not is_packed(member) and not member.at.adapter:
-                votes.update(set(member.tensor.shape[-2:]))
+                axes.update(set(member.tensor.shape[-2:]))
+        vectors = {(at.template, at.leaf): tensor.shape for tensor, at in self.members if len(tensor.shape) == 1}
+        votes = axes + Counter(shape[0] for shape in vectors.values())
         if self.sizes.width in votes:
             return self.sizes.width
+        outside = [length for length in axes if length in self.outside]
+        if len(outside) == 1:
+            return outside[0]
         (first, most), (_, next_most) = (*votes.most_common(2), (None, 0), (None, 0))[:2]
         return first if most > next_most else None
+
+    @property
+    def width_is_told(self) -> bool:
+        """Whether more than the count of matrices speaks for `width`."""
+        norms = {
+            tensor.shape[0] for tensor, at in self.members if non_matrix_role(tensor, at) == "norm" and tensor.shape
+        }
+        return self.width is not None and (
+            self.width == self.sizes.width or self.width in self.outside or self.width in norms
+        )
 
     def norm(self, layer: int | None, paths: str) -> str | None:
         """The gain stored at the first of `paths` (alternatives, `^` for the previous layer) that exists."""
@@ -102,6 +121,7 @@ class Stack:
             attention_width=inputs(lambda entry: entry == "output"),
             mlp_width=inputs(lambda entry: entry == "down"),
             latent=inputs(lambda entry: not isinstance(entry, str) and entry.layout == "nope_value") or sizes.latent,
+            width=self.width,
         )
 
     @cached_property

@@ -1,7 +1,8 @@
-"""Families the table does not know: roles by the words people use, checked against shapes.
+"""Families the table does not know: roles by the words people use, checked against shapes and neighbours.
 
-A word counts only where its shape agrees. What no word names stays unknown, and a fused tensor stays whole,
-since nothing says in which order its rows lie.
+A word counts only where its shape agrees, and an MLP's only where gate, up and down close: what gate and up give is what
+down takes. What no word names stays unknown, and a fused tensor stays whole, since nothing says in which order its rows
+lie.
 """
 
 from __future__ import annotations
@@ -36,21 +37,29 @@ _MLP_WORDS = {
     "down": "down down_proj fc2 fc_out c_proj lin2 linear2 linear_2 w_out w_down dense_4h_to_h",
     "gate+up": "gate_up gate_up_proj",
 }
+_INSIDE_MLP = {"down": "wo", "gate": "w1", "up": "w3"}  # w1, w2, w3 as Llama has them; only together
 _MIXER_WORDS = {"mixer_in": "in_proj", "mixer_out": "out_proj"}
+_ROUTERS = re.compile(r"(?:^|[._])router(?:$|\.)|(?:^|\.)gate\.wg$")
 _CROSS = re.compile(r"cross|enc_?dec|encoder_attn|multihead_attn", re.IGNORECASE)
 _ATTENTION = re.compile(r"attn|attention|(?:^|\.)mha", re.IGNORECASE)
 _MIXER = re.compile(r"mamba|mixer|ssm|linear_attn|(?:^|\.)conv", re.IGNORECASE)
+_MLP = re.compile(r"mlp|ffn|feed_?forward|expert|moe|(?:^|\.)ff(?:\.|$)", re.IGNORECASE)
+_EXPERTS = re.compile(r"(?:^|\.)(?:\w*_)?experts(?:\.|$)")
+_SHARED = re.compile(r"shared_?(?:expert|mlp)", re.IGNORECASE)
 _GENERIC = ("linear", "fc", "dense", "lin", "")
 
 
 def structural_family(stack: Stack) -> Family:
     """A row made up for this stack: only the paths whose word and shape agree."""
-    words = {template: _word(template, stack) for template in stack.samples}
+    words = {template: role for template in stack.samples if (role := _word(template, stack)) is not None}
+    if not stack.width_is_told:
+        stack.width = _width_by_words(stack, words) or stack.width
     transposed = _orientation(stack, words)
+    words = _closed(stack, words)
     roles: dict[str, Entry] = {}
     for template, role in words.items():
         member = stack.samples[template]
-        if role is None or len(member.tensor.shape) != 2 or not _fits(member, role, stack.width, transposed):
+        if not _fits(member, role, stack.width, transposed):
             continue
         if "+" in role:
             roles[template] = Weight(tuple(role.split("+")), "unordered")
@@ -63,32 +72,93 @@ def structural_family(stack: Stack) -> Family:
 
 def _word(template: str, stack: Stack) -> str | None:
     """The role that a path's last telling word names, in the light of the words before it."""
+    shape = stack.samples[template].tensor.shape
+    if len(shape) != 2:
+        return None
     segments = [segment for segment in template.split(".") if segment != "#"]
     if (segments or [""])[-1].lower() in _GENERIC:
         if len(stack.samples) == 1:
-            shape = next(iter(stack.samples.values())).tensor.shape
-            return "linear" if len(shape) == 2 and shape[0] == shape[1] else None
+            return "linear" if shape[0] == shape[1] else None
         segments = segments[:-1] if len(segments) > 1 and segments[-1].lower() == "linear" else segments
     last, before = segments[-1].lower() if segments else "", ".".join(segments[:-1])
+    if _ROUTERS.search(template) or (last == "classifier" and _ROUTERS.search(before)):
+        return "router"
     cross = bool(_CROSS.search(before))
     if cross:
         words = _ATTENTION_WORDS
     elif _MIXER.search(before):
         words = _MIXER_WORDS
+    elif _MLP.search(before) and not _ATTENTION.search(before.rpartition(".")[2]):
+        words = _MLP_WORDS | {role: f"{_MLP_WORDS[role]} {word}" for role, word in _INSIDE_MLP.items()}
+        words["down"] += " w2"
     elif _ATTENTION.search(before):
         words = _ATTENTION_WORDS
     else:
         words = _CLEAR_WORDS | _MLP_WORDS
+    if last == "wo" and any(path.rpartition(".")[2].startswith("wi") for path in _beside(template, stack)):
+        return "down"
     role = next((role for role, names in words.items() if last in names.split()), None)
+    if last in ("w1", "w2", "w3") and not all(template[:-1] + n in stack.samples for n in "123"):
+        return None
+    if last == "gate" and any(_EXPERTS.match(path[len(template) - 4 :]) for path in _beside(template, stack)):
+        return "router"
     return "+".join(f"cross_{one}" for one in role.split("+")) if role and cross else role
 
 
-def _orientation(stack: Stack, words: dict[str, str | None]) -> bool | None:
+def _beside(template: str, stack: Stack) -> list[str]:
+    """Paths in the module that holds this one."""
+    parent = template.rpartition(".")[0]
+    return [path for path in stack.samples if path.startswith(f"{parent}." if parent else "")]
+
+
+def _width_by_words(stack: Stack, words: dict[str, str]) -> int | None:
+    """The one width that all readers take and all writers give when weights are stored out x in."""
+    said = set()
+    for template, role in words.items():
+        out, inputs = stack.samples[template].tensor.shape
+        habit = ROLES[role.split("+")[0]]
+        if habit.reads != habit.writes and stack.samples[template].tensor.kind != "conv1d":
+            said.add(inputs if habit.reads else out)
+    narrow = said and all(min(stack.samples[path].tensor.shape) <= min(said) for path in words)
+    return said.pop() if len(said) == 1 and narrow else None
+
+
+def _closed(stack: Stack, words: dict[str, str]) -> dict[str, str]:
+    """The words that hold once each MLP is looked at as a whole.
+
+    Gate and up beside a down projection have as many rows as it has inputs; up with twice as many holds a gate as well;
+    any other "gate" is none. Experts that all tokens visit are told by their module's name.
+    """
+
+    def inner(template: str) -> int:
+        first, second = stack.samples[template].tensor.shape
+        return second if first == stack.width else first
+
+    downs = {path.rpartition(".")[0]: inner(path) for path, role in words.items() if role == "down"}
+    found = {}
+    for template, role in words.items():
+        parent = template.rpartition(".")[0]
+        if role in ("gate", "up", "gate+up") and parent in downs:
+            rows, wanted = inner(template), downs[parent]
+            alone = not any(path.rpartition(".")[0] == parent and words[path] == "gate" for path in words)
+            if role == "up" and rows == 2 * wanted and alone:
+                role = "gate+up"
+            elif rows != (2 * wanted if role == "gate+up" else wanted):
+                continue
+        elif role == "gate" and downs:
+            continue
+        if _SHARED.search(template) and role in ("gate", "up", "down"):
+            role = f"shared_{role}"
+        found[template] = role
+    return found
+
+
+def _orientation(stack: Stack, words: dict[str, str]) -> bool | None:
     """Whether bare weights lie in x out, by those of them that are not square; None when they disagree."""
     votes: Counter[bool] = Counter()
     for template, role in words.items():
         shape = stack.samples[template].tensor.shape
-        if role is None or len(shape) != 2 or shape[0] == shape[1] or stack.width not in shape:
+        if shape[0] == shape[1] or stack.width not in shape:
             continue
         habit = ROLES[role.split("+")[0]]
         if habit.reads != habit.writes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnomon.anatomy import ROLES
 from gnomon.continuity.measurements import Measurements
 
 # A mean this many null standard deviations up is called a direction that continues.
@@ -13,17 +12,16 @@ _CLEAR = 5.0
 _QUIET = ("note", "fragile", "unfolded")
 
 
-def stream_side(role: str) -> str | None:
-    """ "v" for roles that read the residual stream, "u" for those that write it."""
-    known = ROLES[role]
-    return "v" if known.reads else "u" if known.writes else None
+def stream_side(line: dict[str, Any]) -> str | None:
+    """ "v" where inputs are the residual stream, "u" where outputs are, for a row or a line of the summary."""
+    return {"reads": "v", "writes": "u"}.get(line["stream"])
 
 
 def findings(report: Measurements) -> list[str]:
     """One sentence per role, on the side of the stream."""
     found = []
     for line in report.summary:
-        side = stream_side(line["role"])
+        side = stream_side(line)
         value, z = line.get(f"{side}1_cos"), line.get(f"{side}1_z")
         if side is None or value is None or z is None:
             continue
@@ -102,7 +100,7 @@ def sharing_means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _sorted_roles(summary: list[dict[str, Any]]) -> tuple[list[str], list[str], list[str]]:
     readers, writers, neither = [], [], []
     for line in summary:
-        side = stream_side(line["role"])
+        side = stream_side(line)
         z = line.get(f"{side}1_z") if side else None
         if z is None:
             continue

@@ -16,6 +16,7 @@ def of_model(
 ) -> list[dict[str, Any]]:
     """Remarks about the files and about what is left out."""
     found = [flag("note", message) for message in (*checkpoint.notes, *anatomy.notes)]
+    found += [flag("contradiction", message) for message in anatomy.warnings]
     layers = len({(part.stack, part.layer) for part in parts})
     if not pairs:
         what = f"{layers} layer(s) with matrices of known role" if layers else "no layers were recognised"
@@ -48,7 +49,7 @@ def of_matrix(one: Measured, fold_norms: bool) -> list[dict[str, Any]]:
     if float(at.residual_k.max()) > 1e-3:
         message = f"{part.name} ({part.role}): stopped at residual {float(at.residual_k.max()):.1e}"
         found.append(flag("unconverged", message, part))
-    if fold_norms and not one.folded and part.reads_stream:
+    if fold_norms and not one.folded and (part.reads_stream or part.role in ("cross_key", "cross_value")):
         found.append(flag("unfolded", f"{part.name} ({part.role}): no norm gain is known for it; measured raw", part))
     return found
 

@@ -82,7 +82,7 @@ def _compared(sheet: Any, report: Measurements, other: Measurements) -> None:
 
 
 def _over_depth(sheet: Any, report: Measurements) -> None:
-    usable = [row for row in report.rows if row["defined"]]
+    usable = [row for row in report.rows if row["defined"] and not row["missing"]]
     for stack in dict.fromkeys(row["stack"] for row in usable):
         rows = [row for row in usable if row["stack"] == stack]
         stream = _stream_side(rows, "v1_cos", "u1_cos")
@@ -104,7 +104,8 @@ def _over_depth(sheet: Any, report: Measurements) -> None:
 
 
 def _maps(sheet: Any, report: Measurements) -> None:
-    maps = [heat for heat in report.heats if advice.stream_side(heat.role)]
+    sides = {"reads": "v1", "writes": "u1"}
+    maps = [heat for heat in report.heats if heat.stream and getattr(heat, sides[heat.stream]) is not None]
     if not maps:
         return
     sheet.section("Every layer against every other").text(
@@ -114,15 +115,15 @@ def _maps(sheet: Any, report: Measurements) -> None:
     )
     several = len({heat.stack for heat in maps}) > 1
     for heat in maps:
-        side = advice.stream_side(heat.role)
-        values = (heat.v1 if side == "v" else heat.u1).tolist()
+        side = sides[heat.stream]
+        values = getattr(heat, side).tolist()
         cells = [
             {"layer": a, "other layer": b, "|cos|": values[i][j]}
             for i, a in enumerate(heat.layers)
             for j, b in enumerate(heat.layers)
         ]
         name = f"{heat.stack}: {heat.role}" if several else heat.role
-        chart = drawing.heatmap(cells, "layer", "other layer", "|cos|", f"{name}, {side}1", (0, 1), width=300)
+        chart = drawing.heatmap(cells, "layer", "other layer", "|cos|", f"{name}, {side}", (0, 1), width=300)
         sheet.chart(chart, name=f"heat-{heat.stack}-{heat.role}", width=1 / 2)
 
 
@@ -202,7 +203,7 @@ def _all_numbers(sheet: Any, report: Measurements) -> None:
 def _stream_side(rows: Sequence[dict[str, Any]], readers: str, writers: str) -> list[dict[str, Any]]:
     """Rows with `value` taken from one key for readers of the stream and from another for writers."""
     sides = {"v": readers, "u": writers}
-    keyed = [(row, sides.get(advice.stream_side(row["role"]) or "")) for row in rows]
+    keyed = [(row, sides.get(advice.stream_side(row) or "")) for row in rows]
     return [{**row, "value": row[key]} for row, key in keyed if key and row[key] is not None]
 
 
@@ -216,7 +217,7 @@ def _mean_by_layer(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _stream_dim(rows: Sequence[dict[str, Any]]) -> int:
     for row in rows:
-        side = advice.stream_side(row["role"])
+        side = advice.stream_side(row)
         if side:
             return row["shape"][1 if side == "v" else 0]
     raise AssertionError("no row touches the stream")

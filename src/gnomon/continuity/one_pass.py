@@ -154,7 +154,8 @@ def _one(
         folded: tuple[str, ...] = ()
         if options.fold_norms:
             W_MN, folded = fold(checkpoint, anatomy, part, W_MN)
-        at = subspace.spectrum(W_MN) if options.full else subspace.leading(W_MN, options.k, start=near)
+        # Two at least: only sigma_1 / sigma_2 says whether v_1 means anything.
+        at = subspace.spectrum(W_MN) if options.full else subspace.leading(W_MN, max(options.k, 2), start=near)
         erank = pair_measures.effective_rank(at.sigma_k) if options.full and at.norm else None
         heads = _heads(part, W_MN) if options.heads and part.heads else None
     except UserError as error:

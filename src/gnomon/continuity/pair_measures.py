@@ -45,17 +45,24 @@ def undefined(at: Singular) -> str:
 
 def flat(at: Singular, k: int) -> bool:
     """Whether the k leading singular values are all equal, so that no subspace leads (Stiefel weights)."""
-    k = min(k, len(at.sigma_k))
+    k = min(max(k, 2), len(at.sigma_k))
     return at.norm == 0 or (k > 1 and float(at.sigma_k[0]) < GAP_UNDEFINED * float(at.sigma_k[k - 1]))
 
 
 def compare(a: Singular, b: Singular, k: int, full: bool) -> dict[str, Any]:
-    """All measures of a pair: None for those of the full tier without it, and for all where one is zero."""
+    """All measures of a pair.
+
+    None for those of the full tier without it, for all where one matrix is zero, and for a side on which the two have
+    different widths.
+    """
     row: dict[str, Any] = {}
-    M, N = a.U_kM.shape[1], a.V_kN.shape[1]
     k = min(k, len(a.sigma_k), len(b.sigma_k))
     zero = a.norm == 0 or b.norm == 0
-    for side, dim, A, B in (("v", N, a.V_kN, b.V_kN), ("u", M, a.U_kM, b.U_kM)):
+    for side, A, B in (("v", a.V_kN, b.V_kN), ("u", a.U_kM, b.U_kM)):
+        if A.shape[1] != B.shape[1]:
+            row |= _no_side(side)
+            continue
+        dim = A.shape[1]
         one = None if zero else abs(float(A[0].double() @ B[0].double()))
         row |= scored(f"{side}1", one, subspace.cosine_null(dim), name=f"{side}1_cos")
         shared = None if zero else subspace.overlap(A[:k], B[:k])
@@ -70,11 +77,20 @@ def compare(a: Singular, b: Singular, k: int, full: bool) -> dict[str, Any]:
     return row
 
 
-def unmeasured(M: int, N: int, k: int) -> dict[str, Any]:
+def _no_side(side: str) -> dict[str, Any]:
+    keys = [f"{name}{end}" for name in (f"{side}1", f"subspace_{side}") for end in ("_null", "_z")]
+    nothing = dict.fromkeys([f"{side}1_cos", f"subspace_{side}", *keys, f"angle_{side}_null"])
+    return nothing | {f"angles_{side}": []}
+
+
+def unmeasured(shape: tuple[int, ...], next_shape: tuple[int, ...], k: int) -> dict[str, Any]:
     """The row of a pair of which a matrix could not be measured: null levels, and None for every value."""
-    k = min(k, M, N)
-    nothing = Singular(torch.zeros(k, M), torch.zeros(k), torch.zeros(k, N), torch.zeros(k), 0.0)
-    return compare(nothing, nothing, k, full=False) | {"gap": None, "residual": None}
+    k = min(k, *shape, *next_shape)
+    a, b = (
+        Singular(torch.zeros(k, M), torch.zeros(k), torch.zeros(k, N), torch.zeros(k), 0.0)
+        for M, N in (shape, next_shape)
+    )
+    return compare(a, b, k, full=False) | {"gap": None, "residual": None}
 
 
 def scored(key: str, value: float | None, null: Null, name: str | None = None) -> dict[str, float | None]:
@@ -84,21 +100,23 @@ def scored(key: str, value: float | None, null: Null, name: str | None = None) -
 
 
 def _full(a: Singular, b: Singular) -> dict[str, float | None]:
-    M, N, r = a.U_kM.shape[1], a.V_kN.shape[1], min(a.U_kM.shape[1], a.V_kN.shape[1])
-    if a.norm == 0 or b.norm == 0 or len(a.sigma_k) < r or len(b.sigma_k) < r:
+    if a.norm == 0 or b.norm == 0 or any(len(x.sigma_k) < min(x.U_kM.shape[1], x.V_kN.shape[1]) for x in (a, b)):
         return _NO_FULL
     share_a, share_b = (x.sigma_k.square() / x.sigma_k.square().sum() for x in (a, b))
     spread = float(share_a.square().sum().sqrt())
-    row: dict[str, float | None] = {}
-    cross = {}
-    for side, dim, A, B in (("v", N, a.V_kN, b.V_kN), ("u", M, a.U_kM, b.U_kM)):
+    row, cross = dict(_NO_FULL), {}
+    for side, A, B in (("v", a.V_kN, b.V_kN), ("u", a.U_kM, b.U_kM)):
+        if (dim := A.shape[1]) != B.shape[1]:
+            continue
         C_rr = cross[side] = (A.double() @ B.double().T).cpu()
-        null = subspace.cosine_null(dim)
-        aligned = float((share_a * C_rr.diagonal().abs()).sum())
-        row |= scored(f"weighted_{side}", aligned, Null(null.mean, null.sd * spread))
+        null, aligned = subspace.cosine_null(dim), C_rr.diagonal().abs()
+        row |= scored(
+            f"weighted_{side}", float((share_a[: len(aligned)] * aligned).sum()), Null(null.mean, null.sd * spread)
+        )
         row |= scored(f"gram_{side}", gram_cosine(share_a, share_b, C_rr, dim), subspace.gram_null(dim))
-    inner = a.sigma_k @ (cross["u"] * cross["v"]) @ b.sigma_k
-    row |= scored("frobenius", float(inner) / (a.norm * b.norm), subspace.frobenius_null(M, N))
+    if len(cross) == 2:
+        inner = float(a.sigma_k @ (cross["u"] * cross["v"]) @ b.sigma_k)
+        row |= scored("frobenius", inner / (a.norm * b.norm), subspace.frobenius_null(a.U_kM.shape[1], a.V_kN.shape[1]))
     return row
 
 

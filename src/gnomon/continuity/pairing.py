@@ -53,7 +53,7 @@ class Pairing:
         row = _pair_columns(pair)
         broken = [one.error for one in (first, second) if one.at is None]
         if first.at is None or second.at is None:
-            row |= pair_measures.unmeasured(*pair.first.shape, self.options.k)
+            row |= pair_measures.unmeasured(pair.first.shape, pair.second.shape, self.options.k)
             row |= {"defined": False, "reason": "; ".join(broken)}
         else:
             row |= pair_measures.compare(first.at, second.at, self.options.k, self.options.full)
@@ -81,7 +81,11 @@ class Pairing:
         """Equal numbers. Their spectra are compared first; only if those agree are both read again."""
         a, b = first.at, second.at
         assert a is not None and b is not None
-        if not torch.allclose(a.sigma_k, b.sigma_k, rtol=1e-6, atol=0) or abs(a.norm / b.norm - 1) > 1e-9:
+        if (
+            first.part.shape != second.part.shape
+            or not torch.allclose(a.sigma_k, b.sigma_k, rtol=1e-6, atol=0)
+            or abs(a.norm / b.norm - 1) > 1e-9
+        ):
             return False
         one, two = (part.block.take(self.checkpoint.read(part.name)) for part in (first.part, second.part))
         return torch.equal(one, two)
@@ -91,7 +95,7 @@ class Pairing:
             return
         one.heads = None
         # Experts are many and nothing else compares them; of the others the leading vectors draw the maps.
-        one.at = None if one.part.expert is not None else one.at.first(self.options.k)
+        one.at = None if one.part.expert is not None else one.at.first(max(self.options.k, 2))
 
 
 def _pair_columns(pair: Pair) -> dict[str, Any]:
@@ -103,9 +107,12 @@ def _pair_columns(pair: Pair) -> dict[str, Any]:
         "layer": first.layer,
         "next_layer": second.layer,
         "lag": pair.lag,
+        "missing": list(pair.missing),
+        "stream": first.stream,
         "tensor": first.name,
         "next_tensor": second.name,
         "shape": list(first.shape),
+        "next_shape": list(second.shape),
     }
 
 
@@ -119,7 +126,7 @@ def _matrix(one: Measured, checkpoint: Checkpoint, k: int) -> dict[str, Any]:
         "tensor": part.name,
         "shape": list(part.shape),
         "dtype": checkpoint.entries[part.name].dtype,
-        "stream": "reads" if part.reads_stream else "writes" if part.writes_stream else "",
+        "stream": part.stream,
         "folded": list(one.folded),
         "error": one.error,
     }

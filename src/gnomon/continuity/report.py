@@ -30,7 +30,10 @@ class Report(Measurements):
         found = {key: getattr(self, key) for key in _IN_JSON}
         found["heat"] = [
             {"stack": heat.stack, "role": heat.role, "layers": list(heat.layers)}
-            | {key: [[round(x, 6) for x in line] for line in getattr(heat, key).tolist()] for key in ("v1", "u1")}
+            | {
+                key: None if map is None else [[round(x, 6) for x in line] for line in map.tolist()]
+                for key, map in (("v1", heat.v1), ("u1", heat.u1))
+            }
             for heat in self.heats
         ]
         if self.other:

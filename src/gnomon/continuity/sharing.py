@@ -22,9 +22,9 @@ from gnomon.geometry.subspace import Singular
 
 
 def row(first: Measured, second: Measured, keep: float) -> dict[str, Any] | None:
-    """Errors of the three ways for one pair; None when a spectrum is missing or zero."""
+    """Errors of the three ways for one pair; None when a spectrum is missing or zero, or the shapes differ."""
     a, b = first.at, second.at
-    if a is None or b is None or not (a.norm and b.norm):
+    if a is None or b is None or not (a.norm and b.norm) or first.part.shape != second.part.shape:
         return None
     M, N = a.U_kM.shape[1], a.V_kN.shape[1]
     if min(len(a.sigma_k), len(b.sigma_k)) < min(M, N):

@@ -55,11 +55,12 @@ def turned(one: Measurements, other: Measurements) -> list[dict[str, Any]]:
         b = theirs.get(_same_matrix(part))
         if b is None:
             continue
-        k = min(len(a.sigma_k), len(b.sigma_k))
+        k = min(one.settings["k"], len(a.sigma_k), len(b.sigma_k))
         zero = not (a.norm and b.norm)
         row: dict[str, Any] = {
             "stack": part.stack,
             "role": part.role,
+            "stream": part.stream,
             "layer": part.layer,
             "tensor": part.name,
         }

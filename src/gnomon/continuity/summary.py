@@ -29,15 +29,19 @@ _MIN_LAYERS = 5
 
 @dataclass(frozen=True)
 class LayerMap:
-    """|cos| of the leading vectors of every layer with every other: rows and columns are `layers`."""
+    """|cos| of the leading vectors of every layer with every other: rows and columns are `layers`.
+
+    None for a side on which the layers have different widths. `stream`: "reads", "writes" or "", as of a `Part`.
+    """
 
     stack: str
     role: str
+    stream: str
     layers: tuple[int, ...]
-    v1: torch.Tensor
-    u1: torch.Tensor
-    subspace_v: torch.Tensor
-    subspace_u: torch.Tensor
+    v1: torch.Tensor | None
+    u1: torch.Tensor | None
+    subspace_v: torch.Tensor | None
+    subspace_u: torch.Tensor | None
 
 
 def summarise(rows: Sequence[dict[str, Any]], heats: Sequence[LayerMap]) -> list[dict[str, Any]]:
@@ -54,11 +58,14 @@ def summarise(rows: Sequence[dict[str, Any]], heats: Sequence[LayerMap]) -> list
     by_role = {(heat.stack, heat.role): heat for heat in heats}
     summary = []
     for (stack, role), members in sorted(groups.items(), key=lambda item: role_order(*item[0])):
-        defined = [row for row in members if row["defined"]]
-        line: dict[str, Any] = {"stack": stack, "role": role, "pairs": len(members), "defined": len(defined)}
+        # Pairs across a hole are no neighbours.
+        near = [row for row in members if not row["missing"]]
+        defined = [row for row in near if row["defined"]]
+        line: dict[str, Any] = {"stack": stack, "role": role, "stream": members[0]["stream"]}
+        line |= {"pairs": len(members), "defined": len(defined)}
         for key, prefix in MEASURES.items():
             # Near-equal sigma1 and sigma2 spoil v1 and u1, and leave the subspace and the basis-free measures.
-            usable = defined if key in ("v1_cos", "u1_cos") else [row for row in members if row["subspace_defined"]]
+            usable = defined if key in ("v1_cos", "u1_cos") else [row for row in near if row["subspace_defined"]]
             values = [row for row in usable if row.get(key) is not None]
             line[key] = _mean([row[key] for row in values])
             line[f"{prefix}_null"] = _mean([row[f"{prefix}_null"] for row in values])
@@ -69,7 +76,8 @@ def summarise(rows: Sequence[dict[str, Any]], heats: Sequence[LayerMap]) -> list
         heat = by_role.get((stack, role))
         comparable = heat is not None and {row["lag"] for row in members} == {1}
         for key in ("v1", "u1"):
-            shuffled = shuffle(getattr(heat, key)) if comparable else None
+            cosines = getattr(heat, key, None)
+            shuffled = shuffle(cosines) if comparable and cosines is not None else None
             line[f"{key}_shuffled"], line[f"{key}_shuffled_z"] = shuffled or (None, None)
         summary.append(line)
     return summary
@@ -85,18 +93,18 @@ def heats(measured: Sequence[Measured], k: int) -> list[LayerMap]:
     series: dict[tuple[Any, ...], list[Measured]] = {}
     for one in measured:
         if one.at is not None and one.part.expert is None and not undefined(one.at):
-            key = (one.part.stack, one.part.role, one.part.shape, one.part.inner)
-            series.setdefault(key, []).append(one)
+            series.setdefault((one.part.stack, one.part.role, one.part.inner), []).append(one)
     found: dict[tuple[str, str], LayerMap] = {}
-    for (stack, role, *_), members in series.items():
-        layers = tuple(int(one.part.layer or 0) for one in members)
+    for (stack, role, _), members in series.items():
+        members.sort(key=lambda one: one.part.layer or 0)
+        layers = tuple(one.part.layer or 0 for one in members)
         if len(set(layers)) < max(2, len(layers)):
             continue
-        order = sorted(range(len(layers)), key=layers.__getitem__)
-        ats = [members[i].at for i in order]
-        maps = [_against([at.V_kN[:k] for at in ats if at]), _against([at.U_kM[:k] for at in ats if at])]
-        heat = LayerMap(stack, role, tuple(sorted(layers)), maps[0][0], maps[1][0], maps[0][1], maps[1][1])
-        # Of several shapes in one role (hybrid stacks) the longest series is drawn.
+        ats = [one.at for one in members if one.at is not None]
+        (v1, subspace_v), (u1, subspace_u) = (_against([x[:k] for x in side]) for side in (
+            [at.V_kN for at in ats], [at.U_kM for at in ats]
+        ))  # fmt: skip
+        heat = LayerMap(stack, role, members[0].part.stream, layers, v1, u1, subspace_v, subspace_u)
         if (stack, role) not in found or len(found[stack, role].layers) < len(layers):
             found[stack, role] = heat
     return sorted(found.values(), key=lambda heat: role_order(heat.stack, heat.role))
@@ -114,7 +122,9 @@ def shuffle(C_LL: torch.Tensor, seed: int = 0) -> tuple[float, float | None] | N
     return float(means.mean()), (true - float(means.mean())) / sd if sd > 0 else None
 
 
-def _against(vectors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def _against(vectors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    if len({rows.shape[1] for rows in vectors}) > 1:
+        return None, None
     L, k = len(vectors), min(len(rows) for rows in vectors)
     stacked = torch.cat([rows[:k] for rows in vectors])
     C_LkLk = (stacked @ stacked.T).reshape(L, k, L, k)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gnomon import anatomy
-from gnomon.anatomy import Pair, Part
+from gnomon.anatomy import Part
 from gnomon.continuity.pair_measures import undefined
 from gnomon.errors import UserError
 from gnomon.geometry import subspace
@@ -166,8 +166,9 @@ class Tracker:
             a, b = at.get(pair.first), at.get(pair.second)
             if a is None or b is None or undefined(a) or undefined(b):
                 continue
-            series[f"{what}_v1"][_pair_name(pair)] = abs(float(a.V_kN[0] @ b.V_kN[0]))
-            series[f"{what}_u1"][_pair_name(pair)] = abs(float(a.U_kM[0] @ b.U_kM[0]))
+            for side, A, B in (("v1", a.V_kN, b.V_kN), ("u1", a.U_kM, b.U_kM)):
+                if A.shape[1] == B.shape[1]:
+                    series[f"{what}_{side}"][_name(pair.first)] = abs(float(A[0] @ B[0]))
         return series
 
     def _change(self, part: Part) -> float | None:
@@ -185,7 +186,3 @@ def _turn(reference: Tensor, at: Singular) -> float:
 def _name(part: Part) -> str:
     expert = "" if part.expert is None else f".expert{part.expert}"
     return f"{part.stack}.{part.layer}{expert}.{part.role}"
-
-
-def _pair_name(pair: Pair) -> str:
-    return _name(pair.first)
