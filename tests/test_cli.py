@@ -95,6 +95,16 @@ def test_inspect_own_run(run, tmp_path):
     assert done.returncode == 2 and "nothing" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("where", ["a folder", "below a file"])
+def test_inspect_refuses_its_outputs_before_the_work(where, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("gnomon.continuity.inspect", lambda *a, **k: pytest.fail("the work was begun"))
+    (tmp_path / "file").touch()
+    out = tmp_path if where == "a folder" else tmp_path / "file" / "report.html"
+    for flag in ("--json", "--html", "--csv"):
+        assert cli.main(["inspect", "anything", flag, str(out)]) == 2
+        assert "folder" in capsys.readouterr().err
+
+
 def test_lists(capsys):
     assert cli.main(["residuals"]) == 0 and "proj-spheret" in capsys.readouterr().out
     assert cli.main(["doctor"]) == 0 and "torch.compile" in capsys.readouterr().out

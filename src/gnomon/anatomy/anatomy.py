@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gnomon.anatomy.block import WHOLE, Block, Cut
 from gnomon.anatomy.roles import ROLES
-from gnomon.errors import UserError, check_name, suggest
+from gnomon.errors import UserError, check_name, printable, suggest
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +274,14 @@ class Anatomy:
                     " x ".join(map(str, shape)) or "1",
                     stream,
                     f"{one.heads} x {one.head_dim}" if one.heads else "",
-                    "  ".join([pattern, *remarks]),
+                    "  ".join([printable(pattern), *remarks]),
                 )
             )
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
-        return "\n".join([f"family: {self.family}", *self.evidence, *self.notes, "", *text])
+        return "\n".join(
+            map(printable, [f"family: {self.family}", *self.evidence, *self.warnings, *self.notes, "", *text])
+        )
 
     def _role(self, role: str) -> str:
         return role if role in self.by_role else check_name("role", role, ROLES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.continuity.measurements import Measurements
+from gnomon.errors import printable
 
 # A mean this many null standard deviations up is called a direction that continues.
 _CLEAR = 5.0
@@ -112,7 +113,7 @@ def remarks(flags: list[dict[str, Any]], limit: int = 8) -> list[str]:
     """Flags as lines: grave ones in full, many of a kind as one line and a count."""
     kinds: dict[str, list[str]] = {}
     for flag in flags:
-        kinds.setdefault(flag["kind"], []).append(flag["message"])
+        kinds.setdefault(flag["kind"], []).append(printable(flag["message"]))
     lines = []
     for kind, messages in sorted(kinds.items(), key=lambda item: item[0] in _QUIET):
         shown = messages[: 2 if kind in _QUIET[1:] else limit]

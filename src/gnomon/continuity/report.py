@@ -13,7 +13,7 @@ from gnomon.continuity import inspect_page, sidebyside
 from gnomon.continuity.advice import remarks
 from gnomon.continuity.measurements import Measurements
 from gnomon.continuity.summary import columns_and_formats
-from gnomon.errors import UserError
+from gnomon.errors import UserError, printable
 from gnomon.files import spelled, write_json
 
 _IN_JSON = "model family settings summary rows flags matrices serial heads sharing".split()
@@ -88,7 +88,7 @@ class Report(Measurements):
         folded = "folded in" if self.settings["fold_norms"] else "not folded (raw)"
 
         def say(line: str) -> None:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
         how = f"{self.settings['tier']}, norms {folded}, lag {self.settings['lag']}"
         say(f"{self.model}  ·  {self.family}  ·  {how}")
