@@ -76,9 +76,10 @@ def parse(name: str, names: Container[str] = (), *, any_number: bool = False) ->
     """
     path = _WRAPPER.sub("", name)
     path = _PARAMETRIZED.sub(r".\1", path)
-    path = _NAMED_EXPERT.sub("", path)
+    if "experts.e" in path or "experts.m" in path:
+        path = _NAMED_EXPERT.sub("", path)
     companion, packed, adapter = "", False, ""
-    if found := _WEIGHT_NORM.search(path):
+    if path[-1:] in ("0", "1", "g", "v") and (found := _WEIGHT_NORM.search(path)):
         kept = found["new"] or found["old"]
         packed = found["part"] == "1" or found["letter"] == "v"
         path = path[: found.start()] + (f".{kept}" if packed else ".weight_norm.gamma")
