@@ -39,7 +39,7 @@ def read(source: Any, config: Any = None) -> Anatomy:
         from gnomon.checkpoints import open_checkpoint
 
         checkpoint = open_checkpoint(source, config=as_dict(config) or None)
-        return _read(from_mapping(checkpoint.entries), dict(checkpoint.config))
+        return _read(from_mapping(checkpoint.shapes), dict(checkpoint.config))
     if isinstance(source, Mapping):
         return _read(from_mapping(source), as_dict(config))
     if hasattr(source, "named_parameters"):

@@ -1,140 +1,329 @@
-"""Weights stored as small numbers with scales beside them: fp8, int8 and MXFP4, turned back when read.
+"""Weights stored as small numbers with others beside them that say what they stand for, turned back when read.
 
-A scale is one number, one a row (M) or (M, 1), one a column (1, N), or one a block of the matrix
-(ceil(M/b), ceil(N/b)); for experts all of that with a leading axis. Layouts: DeepSeek-V3
-(`weight_scale_inv`, which multiplies all the same), compressed-tensors (`weight_scale`), bitsandbytes (`SCB`,
-to be divided by 127), others (`qweight` with `scale`), gpt-oss (`_blocks` with `_scales`).
+Known by their names and shapes: fp8 and int8 with scales for the tensor, rows, columns or blocks (DeepSeek, compressed-tensors,
+bitsandbytes' `SCB`), with zero points; MXFP8 and MXFP4 (gpt-oss, DeepSeek, compressed-tensors); NVFP4 (ModelOpt,
+compressed-tensors); packed integers of compressed-tensors, GPTQ, AWQ and MLX; bitsandbytes' nf4 and fp4. What is stored in
+another way keeps its name and raises when it is read: no number is given that is not the model's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnomon.checkpoints.checkpoint import Buffer, Checkpoint, Entry, size_text
+from gnomon.checkpoints import number_formats
+from gnomon.checkpoints.checkpoint import Buffer, Checkpoint, Entry
 from gnomon.errors import UserError
 
-_BLOCK = 128
-_SCALED = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8")
-_SCALES = (".weight_scale_inv", "_scale_inv", ".weight_scale", "_scale", ".scales", ".scale", ".SCB")
-# The sixteen values of a 4-bit float (E2M1), by code; OCP Microscaling Formats 1.0, table 5.
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32")
+_SCALES = ("weight_scale_inv", "scale_inv", "weight_scale", "scales", "scale", "SCB")
+# What other methods keep beside their weights.
+_BESIDE = ("scale", "scales", "zero", "zeros", "qzeros", "g_idx", "meta", "nbits", "group_size", "axis", "shape", "packing",
+           "weight_scale", "weight_scales", "view_as_float", "compute_dtype", "unpack_view_dtype", "quant_scale", "quant_zero",
+           "optimize", "round_zero", "channel_wise", "encoded_state_dict", "stores_quant_config", "offload_meta")  # fmt: skip
+_NAMED_LIKE_WEIGHTS = re.compile(r"(weight|_proj|_packed|_data|experts?|W_q|_weight|codes|Qidxs|trellis)$")
+# Tensors by which methods are known that are not decoded.
+_METHODS = {
+    "W_q": "HQQ", "q_weight": "EXL2", "trellis": "EXL3", "codebooks": "AQLM", "Qidxs": "QuIP#", "centroids": "VPTQ",
+    "dense_weights": "SpQR", "_data": "quanto", "qdata": "torchao",
+}  # fmt: skip
+
+
+class Packed(NamedTuple):
+    """A weight that is made from several tensors.
+
+    Attributes:
+        shape: of the matrix it stands for.
+        parts: keyword of `decode` -> tensor; "weight" is the one whose place in the file counts.
+        decode: keyword -> tensor, to the matrix in fp32.
+    """
+
+    shape: tuple[int, ...]
+    parts: dict[str, str]
+    decode: Callable[..., Tensor]
 
 
 def dequantised(checkpoint: Checkpoint) -> Checkpoint:
     """The same checkpoint with every quantised weight seen as the float matrix it stands for.
 
-    Scales leave the list of tensors. A weight whose scale is missing or does not fit stays in it and raises
-    when it is read.
+    What it is made from leaves the list of tensors. A weight that cannot be decoded stays in it and raises when it is read.
     """
     raw = checkpoint.entries
-    scales: dict[str, str] = {}
-    renamed: dict[str, str] = {}
-    for name, entry in raw.items():
-        if entry.dtype in _SCALED and len(entry.shape) >= 2:
-            base = name.removesuffix(".weight").removesuffix(".qweight")
-            options = [base + end for end in _SCALES] + [name + end for end in ("_scale_inv", "_scale")]
-            scale = next((option for option in options if option in raw), None)
-            logical = base + ".weight" if name.endswith(".qweight") else name
-            renamed[logical] = name
-            if scale:
-                scales[logical] = scale
-        elif name.endswith("_blocks") and name.removesuffix("_blocks") + "_scales" in raw:
-            logical = name.removesuffix("_blocks")
-            renamed[logical], scales[logical] = name, logical + "_scales"
-    if not renamed:
+    found = _find(checkpoint)
+    if not found:
         return checkpoint
-
-    stored_as = {stored: logical for logical, stored in renamed.items()}
-    used = set(scales.values())
+    used = {part for packed in found.values() for part in packed.parts.values()}
+    logical = {packed.parts["weight"]: name for name, packed in found.items()}
     entries: dict[str, Entry] = {}
     for name, entry in raw.items():
-        logical = stored_as.get(name, name)
-        if name in used:
-            continue
-        both = entry.nbytes + (raw[scales[logical]].nbytes if logical in scales else 0)
-        mxfp4 = name.endswith("_blocks") and name in stored_as
-        shape = _unpacked_shape(entry.shape) if mxfp4 else entry.shape
-        entries[logical] = entry._replace(shape=shape, nbytes=both)
-    block = _block_size(checkpoint.config)
+        if name in logical:
+            packed = found[logical[name]]
+            nbytes = sum(raw[part].nbytes for part in packed.parts.values())
+            entries[logical[name]] = entry._replace(shape=packed.shape, nbytes=nbytes)
+        elif name not in used:
+            entries[name] = entry
 
     def load(name: str, buffer: Buffer | None, index: int | None) -> Tensor:
-        stored = renamed.get(name)
-        if stored is None:
+        packed = found.get(name)
+        if packed is None:
             return checkpoint.load(name, buffer, index)
-        weight = checkpoint.load(stored, buffer, index)
-        entry = raw[stored]
-        if name not in scales:
-            if entry.dtype == "I8":
-                raise UserError(
-                    f"{entry.file}: {stored!r} is int8 and has no scale beside it (looked for "
-                    f"{', '.join(_SCALES)}); its numbers cannot be known."
-                )
-            return weight.float()
-        per_entry = index is not None and len(raw[scales[name]].shape) >= 1 and raw[scales[name]].shape[0] > 1
-        scale = checkpoint.load(scales[name], None, index if per_entry else None)
-        if stored.endswith("_blocks"):
-            return from_mxfp4(weight, scale)
-        unit = 127.0 if scales[name].endswith(".SCB") else 1.0
-        return scaled(weight, scale, block, f"{entry.file}: {stored!r}") / unit
+        stored = packed.parts["weight"]
+        refused = isinstance(packed.decode, partial) and packed.decode.func is _refuse
+        # One expert can be read alone where all that it is made from has the experts for its first axis.
+        alone = index is not None and raw[stored].shape[0] == packed.shape[0]
+        tensors = {}
+        for key, part in packed.parts.items() if not refused else ():
+            one = index if alone and raw[part].shape[:1] == packed.shape[:1] else None
+            tensors[key] = checkpoint.load(part, buffer if key == "weight" else None, one)
+        try:
+            matrix = packed.decode(**tensors)
+        except (UserError, RuntimeError, IndexError) as error:
+            raise UserError(f"{raw[stored].file}: {stored!r} {str(error).splitlines()[0]}") from None
+        return matrix if alone or index is None else matrix[index]
 
-    return dataclasses.replace(checkpoint, entries=entries, load=load)
-
-
-def scaled(weight: Tensor, scale: Tensor, block: tuple[int, int], what: str) -> Tensor:
-    """weight x scale in fp32, whatever the scale is for: tensor, rows, columns or blocks.
-
-    Raises:
-        UserError: the shape of the scale fits none of these.
-    """
-    weight, scale = weight.float(), scale.float()
-    *lead, M, N = weight.shape
-    if scale.numel() == 1:
-        return weight * scale.reshape(())
-    if tuple(scale.shape) == (*lead, M):
-        return weight * scale.unsqueeze(-1)
-    if scale.ndim == weight.ndim and all(have in (1, want) for have, want in zip(scale.shape, weight.shape)):
-        return weight * scale
-    if scale.ndim == weight.ndim and tuple(scale.shape[:-2]) == tuple(lead):
-        rows, columns = (_side(size, count, b) for size, count, b in zip((M, N), scale.shape[-2:], block))
-        if rows and columns:
-            wide = scale.repeat_interleave(rows, -2)[..., :M, :].repeat_interleave(columns, -1)[..., :N]
-            return weight * wide
-    raise UserError(
-        f"{what} ({size_text(weight.shape)}) has a scale of shape {size_text(scale.shape)}, which is neither "
-        f"one number, nor one a row or column, nor one a block of {block[0]} x {block[1]}."
-    )
+    methods = sorted({_method(packed) for packed in found.values()} - {""})
+    notes = tuple(f"weights stored by {method} are not decoded: they are named, and not measured" for method in methods)
+    return dataclasses.replace(checkpoint, entries=entries, load=load, notes=checkpoint.notes + notes)
 
 
-def from_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
-    """gpt-oss: bytes (E, rows, groups, 16) and exponents (E, rows, groups) -> fp32 (E, columns, rows).
-
-    A byte holds two 4-bit floats, and a group of 32 shares an exponent. The low half of a byte comes
-    first; the exponent is biased by 127. The result is in x out, as the model keeps its experts.
-    """
-    table = torch.tensor([*_FP4, *(-value for value in _FP4)])
-    pairs = torch.stack((table[(blocks & 0x0F).long()], table[(blocks >> 4).long()]), dim=-1)
-    values = torch.ldexp(pairs.flatten(-2), (scales.int() - 127).unsqueeze(-1))
-    return values.flatten(-2).mT
-
-
-def _unpacked_shape(blocks: tuple[int, ...]) -> tuple[int, ...]:
-    *lead, rows, groups, size = blocks
-    return (*lead, groups * size * 2, rows)
+def _find(checkpoint: Checkpoint) -> dict[str, Packed]:
+    """Logical name -> what it is made from."""
+    raw, settings = checkpoint.entries, _settings(checkpoint.config)
+    found: dict[str, Packed] = {}
+    for name, entry in raw.items():
+        if entry.dtype not in (*_FP8, *_INTEGERS) or len(entry.shape) < 2:
+            continue
+        for scheme in (_blocks, _bitsandbytes, _gptq_or_awq, _words, _mlx, _fp4, _scaled, _unknown):
+            if packed := scheme(name, checkpoint, settings):
+                found[_logical(name)] = packed
+                break
+    beside = {part for packed in found.values() for key, part in packed.parts.items() if key != "weight"}
+    return {name: packed for name, packed in found.items() if packed.parts["weight"] not in beside}
 
 
-def _side(size: int, count: int, block: int) -> int | None:
-    """How many entries one scale covers along one side, or None when no such number is known."""
-    for length in (block, _BLOCK):
-        if math.ceil(size / length) == count:
-            return length
-    return size // count if count and size % count == 0 else None
+def _logical(name: str) -> str:
+    base = re.sub(r"\.(qweight|weight_packed|W_q|q_weight|weight\._data|weight\.qdata)$", ".weight", name)
+    return re.sub(r"_(blocks|packed)$", "", base)
 
 
-def _block_size(config: Mapping) -> tuple[int, int]:
-    given = (config.get("quantization_config") or {}).get("weight_block_size") or (_BLOCK, _BLOCK)
-    return int(given[0]), int(given[1])
+def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = config.get("text_config")
+    for where in (config, inner if isinstance(inner, Mapping) else {}):
+        for key in ("quantization_config", "compression_config", "quantization"):
+            if isinstance(where.get(key), Mapping):
+                return where[key]
+    return {}
+
+
+def _beside(name: str, raw: Mapping[str, Entry], *ends: str) -> str | None:
+    """The tensor that stands beside a weight under one of these ends: x.weight -> x.scale, x -> x_scale."""
+    base = re.sub(r"\.(weight|qweight|weight_packed|W_q)$|_(blocks|packed)$", "", name)
+    options = (f"{stem}{join}{end}" for end in ends for stem in dict.fromkeys((base, name)) for join in ("_", "."))
+    return next((option for option in options if option in raw and option != name), None)
+
+
+def _blocks(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
+    raw, shape = checkpoint.entries, checkpoint.entries[name].shape
+    scales = name.removesuffix("_blocks") + "_scales"
+    if not name.endswith("_blocks") or scales not in raw or len(shape) < 3:
+        return None
+    *lead, rows, groups, size = shape
+    parts = {"weight": name, "scales": scales}
+    return Packed((*lead, groups * size * 2, rows), parts, lambda weight, scales: number_formats.from_mxfp4(weight, scales))
+
+
+def _bitsandbytes(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
+    raw = checkpoint.entries
+    states = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+    state = next((state for state in states if state in raw), None)
+    if state is None:
+        return None
+    parts = {"weight": name, "absmax": f"{name}.absmax", "table": f"{name}.quant_map"}
+    beside = {"state": state, "inner": f"{name}.nested_quant_map", "largest": f"{name}.nested_absmax"}
+    parts |= {key: part for key, part in beside.items() if part in raw}
+    if missing := [part for part in parts.values() if part not in raw]:
+        return _refusal(name, raw[name], f"is 4-bit of bitsandbytes, and {missing[0]!r} is missing.")
+    try:
+        told = json.loads(bytes(checkpoint.load(state, None, None).tolist()))
+        shape, block = tuple(int(n) for n in told["shape"]), int(told["blocksize"])
+        nested = (int(told["nested_blocksize"]), float(told["nested_offset"])) if "nested_blocksize" in told else None
+    except (ValueError, KeyError, TypeError) as error:
+        return _refusal(name, raw[name], f"has a quant_state that cannot be read ({error}).", list(parts.values())[1:])
+
+    def decode(weight: Tensor, absmax: Tensor, table: Tensor, state: Tensor, **inner: Tensor) -> Tensor:
+        if nested and len(inner) < 2:
+            raise UserError("says that its absmax is quantised, and what it is quantised by is missing.")
+        of_absmax = (inner["inner"], inner["largest"], *nested) if nested else None
+        return number_formats.from_bitsandbytes(weight, absmax, table, shape, block, of_absmax)
+
+    return Packed(shape, parts, decode)
+
+
+def _gptq_or_awq(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
+    raw, entry = checkpoint.entries, checkpoint.entries[name]
+    zeros, scales = _beside(name, raw, "qzeros"), _beside(name, raw, "scales")
+    if not name.endswith(".qweight") or entry.dtype != "I32" or not (zeros and scales) or len(raw[scales].shape) != 2:
+        return None
+    parts = {"weight": name, "zeros": zeros, "scales": scales}
+    (rows, columns), M = entry.shape, raw[scales].shape[1]
+    if columns == M:
+        bits = 32 * raw[zeros].shape[1] // M
+        if order := _beside(name, raw, "g_idx"):
+            parts["order"] = order
+        told = str(settings.get("checkpoint_format") or settings.get("packing_format") or settings.get("quant_method") or "")
+        version = 2 if "v2" in told or told == "auto_round" else 1 if told else None
+        gptq = partial(_by, number_formats.from_gptq, "words", bits=bits, version=version)
+        return Packed((M, rows * 32 // bits), parts, gptq) if bits in (2, 3, 4, 8) else None
+    if columns * 8 == M and str(settings.get("version", "gemm")).lower() == "gemm":
+        return Packed((M, rows), parts, partial(_by, number_formats.from_awq, "words"))
+    return None
+
+
+def _words(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
+    raw, entry = checkpoint.entries, checkpoint.entries[name]
+    scale, shape = _beside(name, raw, "weight_scale", "scale"), _beside(name, raw, "weight_shape", "shape")
+    if not name.endswith("_packed") or entry.dtype != "I32" or not (scale and shape):
+        return None
+    parts = {"weight": name, "scale": scale, "size": shape}
+    for key, end in (("zero", "weight_zero_point"), ("order", "weight_g_idx")):
+        if part := _beside(name, raw, end):
+            parts[key] = part
+    full = (*entry.shape[:-2], *(int(n) for n in checkpoint.load(shape, None, None).flatten()[-2:]))
+    # Packed without gaps; where the bits divide a word, older versions agree.
+    told = [group.get("weights", {}).get("num_bits") for group in (settings.get("config_groups") or {}).values()]
+    bits = next((b for b in (*told, 4, 8, 2, 1) if b and -(-full[-1] * b // 32) == entry.shape[-1]), None)
+    if bits is None:
+        return _refusal(name, entry, f"holds {full[-1]} numbers in {entry.shape[-1]} words, which is no packing known here.")
+
+    def decode(weight: Tensor, scale: Tensor, size: Tensor, **more: Tensor) -> Tensor:
+        return number_formats.from_words(weight, scale, bits, full, **more)
+
+    return Packed(full, parts, decode)
+
+
+def _mlx(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
+    raw, entry = checkpoint.entries, checkpoint.entries[name]
+    scale, bias = _beside(name, raw, "scales"), _beside(name, raw, "biases")
+    if entry.dtype != "U32" or not (scale and bias):
+        return None
+    # Each matrix may have bits of its own; the group's size (64 unless told) gives them.
+    group = int(settings.get("group_size", 64))
+    bits, left = divmod(32 * entry.shape[-1], raw[scale].shape[-1] * group)
+    if left or bits not in (2, 3, 4, 5, 6, 8):
+        return None
+    parts = {"weight": name, "scale": scale, "bias": bias}
+    shape = (*entry.shape[:-1], entry.shape[-1] * 32 // bits)
+    return Packed(shape, parts, partial(_by, number_formats.from_mlx, "words", bits=bits))
+
+
+def _fp4(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
+    """Pairs of 4-bit floats: MXFP4 with exponents for 32 numbers, NVFP4 with fp8 scales for 16 and one more for all."""
+    raw, entry = checkpoint.entries, checkpoint.entries[name]
+    scale = _beside(name, raw, "weight_scale", "weight_scale_inv", "scale_inv", "scale", "scales")
+    if entry.dtype not in ("U8", "I8") or scale is None or len(raw[scale].shape) != len(entry.shape):
+        return None
+    numbers, groups = 2 * entry.shape[-1], raw[scale].shape[-1]
+    kind = raw[scale].dtype
+    parts = {"weight": name, "scale": scale}
+    shape = (*entry.shape[:-1], numbers)
+    if kind in ("F8_E8M0", "U8") and numbers == 32 * groups:
+        return Packed(shape, parts, partial(_by, number_formats.from_fp4, "packed"))
+    if kind in _FP8 and numbers == 16 * groups:
+        factor, divisor = _beside(name, raw, "weight_scale_2", "scale_2"), _beside(name, raw, "weight_global_scale")
+        if (factor is None) == (divisor is None):
+            return _refusal(name, entry, "is NVFP4, and its second scale (weight_scale_2 or weight_global_scale) is missing.")
+        parts |= {"factor": factor} if factor else {"divisor": str(divisor)}
+        return Packed(shape, parts, _nvfp4)
+    return None
+
+
+def _nvfp4(weight: Tensor, scale: Tensor, factor: Tensor | None = None, divisor: Tensor | None = None) -> Tensor:
+    # The largest weight is 6 x 448 times the factor, or over the divisor. No matrix of weights reaches thousands: one that
+    # would was written with the other meaning.
+    number = factor if factor is not None else 1 / divisor if divisor is not None else torch.ones(())
+    if not bool((number.float() <= 1).all()):
+        name = "weight_scale_2, which multiplies," if factor is not None else "weight_global_scale, which divides,"
+        raise UserError(f"is NVFP4 with a {name} of {float((factor if factor is not None else divisor).flatten()[0]):.3g}: "  # type: ignore[union-attr]
+                        "its weights would reach thousands. Its writer may have stored the inverse; mend the file.")  # fmt: skip
+    return number_formats.from_fp4(weight, scale, factor, divisor)
+
+
+def _scaled(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
+    raw, entry = checkpoint.entries, checkpoint.entries[name]
+    if entry.dtype not in (*_FP8, "I8") or len(entry.shape) < 2:
+        return None
+    scale = _beside(name, raw, *_SCALES)
+    if scale is None:
+        what = "fp8" if entry.dtype in _FP8 else "int8"
+        if what == "int8" or settings:
+            told = " though the config speaks of quantisation" if what == "fp8" else ""
+            looked = f"has no scale beside it{told} (looked for {', '.join('.' + end for end in _SCALES)})"
+            return _refusal(name, entry, f"is {what} and {looked}; its numbers cannot be known.")
+        return Packed(entry.shape, {"weight": name}, lambda weight: weight.float())
+    exponents = raw[scale].dtype in ("U8", "F8_E8M0")
+    if exponents and entry.dtype == "I8":
+        return _refusal(name, entry, "is int8 with exponents for scales, in which layout is not known here.")
+    parts = {"weight": name, "scale": scale}
+    if zero := _beside(name, raw, "weight_zero_point", "zero_point", "zeros", "qzeros"):
+        parts["zero"] = zero
+    unit = 127.0 if scale.endswith("SCB") else 1.0
+    block = settings.get("weight_block_size") or (128, 128)
+
+    def decode(weight: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+        return number_formats.scaled(weight, scale, (int(block[0]), int(block[1])), zero) / unit
+
+    return Packed(entry.shape, parts, decode)
+
+
+def _unknown(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
+    raw, entry = checkpoint.entries, checkpoint.entries[name]
+    if not _NAMED_LIKE_WEIGHTS.search(name) or entry.dtype not in _INTEGERS:
+        return None
+    stem = re.sub(r"[^.]*$", "", name)
+    told = settings.get("quant_method") or settings.get("quant_algo") or ""
+    method = next((m for end, m in _METHODS.items() if name.endswith(end) or stem + end in raw), str(told))
+    said = f" by {method}" if method else ""
+    beside = [stem + end for end in _BESIDE if stem + end in raw]
+    why = f"is stored{said} as {entry.dtype} {entry.shape}, which is not decoded here."
+    return _refusal(name, entry, why, beside, method, _told_shape(name, checkpoint))
+
+
+def _told_shape(name: str, checkpoint: Checkpoint) -> tuple[int, ...] | None:
+    told = _beside(name, checkpoint.entries, "shape", "weight_shape") if name.endswith("W_q") else None
+    if told is None or checkpoint.entries[told].shape != (2,):
+        return None
+    return tuple(int(n) for n in checkpoint.load(told, None, None))
+
+
+def _by(decode: Callable[..., Tensor], first: str, *, weight: Tensor, **more: Any) -> Tensor:
+    """`decode` with the weight under the name of its first argument."""
+    return decode(**{first: weight}, **more)
+
+
+def _refusal(
+    name: str,
+    entry: Entry,
+    why: str,
+    beside: Iterable[str] = (),
+    method: str = "",
+    shape: tuple[int, ...] | None = None,
+) -> Packed:
+    """A weight that raises when it is read; `beside` are the tensors that belong to it."""
+    parts = {"weight": name} | {f"part{number}": part for number, part in enumerate(beside)}
+    return Packed(shape or entry.shape, parts, partial(_refuse, why=why, method=method))
+
+
+def _refuse(*, why: str, method: str) -> Tensor:
+    raise UserError(f"{why} Use the model's float weights, or one stored in another way.")
+
+
+def _method(packed: Packed) -> str:
+    return packed.decode.keywords.get("method", "") if isinstance(packed.decode, partial) else ""
