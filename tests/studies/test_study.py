@@ -296,7 +296,8 @@ def test_a_shortened_study_says_so_in_its_command(tmp_path):
     assert one.command == command and studies.load("recipe").command == "gnomon study recipe --scale tiny"
     page = study_page.write(empty(one, tmp_path, "learned"), tmp_path)
     assert f"`{command}`" in (tmp_path / "results.md").read_text() and "--variants" in page.read_text().split("<main>")[0]
-    assert "Comparisons of this study: 1; seeds: 2" in (tmp_path / "results.md").read_text()
+    # The quantile of t with one degree of freedom at 0.05.
+    assert "Comparisons of this study: 1; seeds: 2. Its clearest difference is called from 12.7" in (tmp_path / "results.md").read_text()
 
 
 @pytest.mark.parametrize("variants, words", [
