@@ -55,6 +55,19 @@ def test_state_is_that_of_the_optimizer(assignment):
     assert estimate(settings)["memory"]["optimizer"] == 4 * state
 
 
+def test_evaluations_and_probes_are_counted():
+    """A forward pass is a third of a step: 64 tokens each evaluation, at steps 4, 8 and the last."""
+    quiet = recipe(**{"steps": 10, "watch.eval_every": 0, "watch.probe_every": 0, "watch.eval_tokens": 64, "watch.probe_tokens": 32})
+    often = replace(quiet, {"watch.eval_every": 4})
+    forward = quiet.model.flops_per_token / 3
+    once, thrice = estimate(quiet)["watch_flops"], estimate(often)["watch_flops"]
+    assert thrice - once == pytest.approx(2 * 64 * forward, rel=1e-6)
+    spectra = 2 * 9 * 32**3 * (4 + 4 + 4)  # query, key, value, output; up and down are four times as wide
+    assert once == pytest.approx(64 * forward + 1.4 * 32 * forward + spectra, rel=1e-6)
+    assert estimate(often)["machines"][0]["run_seconds"] > estimate(quiet)["machines"][0]["run_seconds"]
+    assert any(row["what"] == "evaluations, probes" for row in table(estimate(quiet)))
+
+
 def test_sharing():
     one, ddp = estimate(recipe(assignment="hetero")), estimate(recipe(assignment="hetero"), 4)
     fsdp = estimate(recipe(assignment="hetero", **{"parallel.strategy": "fsdp"}), 4)

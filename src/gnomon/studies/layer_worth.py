@@ -38,6 +38,11 @@ def tokens(recipe: Recipe) -> int:
     return min(max(recipe.steps * recipe.tokens_per_step // (8 * recipe.model.layers), 512), 4096)
 
 
+def flops(recipe: Recipe) -> float:
+    """Operations of `measure`: half a forward pass a block, one backward, three more forward ones; a forward is a third of a step."""
+    return recipe.model.flops_per_token / 3 * tokens(recipe) * (recipe.model.layers / 2 + 5)
+
+
 @torch.no_grad()
 def worth(model: Transformer, x_BT: Tensor, y_BT: Tensor) -> list[float]:
     """Loss without a block minus loss with it, one number a block: the curse of depth is when this falls to 0

@@ -39,16 +39,20 @@ def rows(study: Study, processes: int) -> list[dict[str, Any]]:
 
 
 def expected(recipe: Any, processes: int = 1) -> dict[str, float]:
-    """parameters, tokens, flops, memory (bytes of a process) and seconds here and on an H100, of one whole run."""
+    """parameters, tokens, flops, memory (bytes of a process) and seconds here and on an H100, of one whole run: its evaluations and
+    probes, and the look into the trained model, included."""
     if not isinstance(recipe, Recipe):
         return recipe.expected()
+    from gnomon.studies import layer_worth
     from gnomon.train.estimate import estimate
 
     found = estimate(recipe, processes, here=True)
     seconds = {machine["machine"]: machine["run_seconds"] for machine in found["machines"]}
     *_, here = seconds.values()
+    run = found["flops"] + found["optimizer_flops"] * recipe.steps * processes + found["watch_flops"]
+    whole = run + layer_worth.flops(recipe)
     return {
-        "parameters": found["parameters"], "tokens": found["tokens"], "memory": found["memory"]["total"], "here": here,
-        "flops": found["flops"] + found["optimizer_flops"] * recipe.steps * processes,
-        "there": next(s for name, s in seconds.items() if name.startswith("H100")),
+        "parameters": found["parameters"], "tokens": found["tokens"], "memory": found["memory"]["total"], "flops": whole,
+        "here": here * whole / run,
+        "there": next(s for name, s in seconds.items() if name.startswith("H100")) * whole / run,
     }  # fmt: skip

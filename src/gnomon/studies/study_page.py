@@ -22,9 +22,9 @@ from gnomon.studies.study import Study
 # How the main table is shown: keywords for `report.show`.
 SHOWN: dict[str, Any] = {
     "columns": {
-        "variant": "variant", "lr": "tuned lr", "seeds": "seeds", "mean": "final loss (nats a token or image)",
-        "sd": "sd over seeds (nats)", "difference": "against baseline (nats)", "interval": "95% t interval (nats)", "p": "p (Holm)",
-        "verdict": "verdict", "diverged": "diverged", "stalled": "stalled",
+        "variant": "variant", "lr": "tuned lr", "seeds": "seeds", "mean": "final loss (nats)", "sd": "sd (nats)",
+        "difference": "against baseline (nats)", "interval": "95% t interval", "p": "p (Holm)", "verdict": "verdict",
+        "diverged": "diverged", "stalled": "stalled",
     },
     "formats": {"mean": ".4f", "sd": ".4f", "difference": "+.4f", "lr": "g", "p": ".2g"},
 }  # fmt: skip
@@ -33,11 +33,11 @@ RULES = f"""
 **Tuned.** Every variant had its learning rate searched on seed 1000, which no comparison uses. When the best rate lay at the
 edge of the grid the grid was widened; a rate that still lies there is marked with `*`.
 
-**Compared.** Differences are paired by seed. The interval is Student's t of their mean, for one comparison alone. "Better" or
-"worse" is called where the p of the same test, corrected by Holm for every comparison of the study, is below {verdict.LEVEL:g}
-*and* the mean difference is above {verdict.NOISE} nats; else "no difference seen", which is no proof of equality. In a study
-where nothing differs, the rule calls a difference in at most {verdict.LEVEL:.0%} of studies ({verdict.FALSE_CALLS:.1%} of
-simulated ones: 20 variants against one baseline, three seeds, standard deviation 0.03).
+**Compared.** Losses are nats a token (of the MLP: an image). Differences are paired by seed. The interval is Student's t of their
+mean, for one comparison alone. "Better" or "worse" is called where the p of the same test, corrected by Holm for every comparison
+of the study, is below {verdict.LEVEL:g} *and* the mean difference is above {verdict.NOISE} nats; else "no difference seen", which is no
+proof of equality. In a study where nothing differs, the rule calls a difference in at most {verdict.LEVEL:.0%} of studies
+({verdict.FALSE_CALLS:.1%} of simulated ones: 20 variants against one baseline, three seeds, standard deviation 0.03).
 
 **Diverged**: stopped by a number that is not finite, or ended {verdict.SPIKE} nats above its own best. **Stalled**: ended within
 {verdict.STALL} nats of the entropy of single tokens, or above it. Diverged runs are counted and leave the mean.

@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from gnomon import optim
+from gnomon import anatomy, optim
 from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
 from gnomon.progress import duration, quantity
@@ -59,7 +59,8 @@ def estimate(recipe: Recipe, processes: int = 1, *, here: bool = False) -> dict[
 
     Returns:
         `processes`, `strategy`, `parameters` P, `matrix_parameters` M, `tokens_per_step`, `tokens`, `flops_per_step` and
-        `flops` (of all processes), `optimizer_flops` (of one step of one process); `memory`, bytes of one process:
+        `flops` (of all processes), `optimizer_flops` (of one step of one process), `watch_flops` (evaluations and probes of the
+        whole run); `memory`, bytes of one process:
         `weights`, `gradients`, `optimizer`, `gathered` (whole weights under "fsdp"), `activations` (of one micro-batch, with
         the gradient of the largest) and `total`; `communication`, bytes one process sends a step: `gradients`, `weights`,
         `optimizer`, `total`; `checkpoint`, bytes of one checkpoint; `machines`, a list of `machine`, `fits`, `step_seconds`
@@ -76,6 +77,7 @@ def estimate(recipe: Recipe, processes: int = 1, *, here: bool = False) -> dict[
         block = max(sum(p.numel() for p in one.parameters()) for one in model.blocks)
         shapes = _matrices(model, recipe)
         kept = _activations(model, recipe, rows)
+        watching = _watching(model, recipe)
     P, M = sum(sizes), sum(m * n for m, n, _ in shapes)
     root = P - recipe.model.layers * block
     wide = 2 if recipe.compute.precision == "bf16" else 4
@@ -112,6 +114,7 @@ def estimate(recipe: Recipe, processes: int = 1, *, here: bool = False) -> dict[
         "flops_per_step": flops,
         "flops": flops * recipe.steps,
         "optimizer_flops": updates // processes if recipe.optim.name == "manifold-muon" else updates,
+        "watch_flops": watching,
         "memory": memory,
         "communication": traffic,
         "checkpoint": 4 * (3 * P - M) + (4 * P if processes > 1 else 0),
@@ -135,6 +138,7 @@ def table(found: dict[str, Any]) -> list[dict[str, str]]:
     ]
     if found["optimizer_flops"]:
         rows.append(row("optimizer", quantity(found["optimizer_flops"], "FLOP"), "a step of one process"))
+    rows.append(row("evaluations, probes", quantity(found["watch_flops"], "FLOP"), "over the run"))
     rows += [row(f"memory: {name}", quantity(n, "B"), "of one process") for name, n in memory.items() if n]
     rows += [row(f"sent: {name}", quantity(n, "B"), "by one process, a step") for name, n in traffic.items() if n]
     rows.append(row("checkpoint", quantity(found["checkpoint"], "B"), "on disk"))
@@ -205,8 +209,30 @@ def _on(machine: Machine, found: dict[str, Any], recipe: Recipe) -> dict[str, An
         "machine": machine.name,
         "fits": found["memory"]["total"] < 0.95 * machine.memory,
         "step_seconds": seconds,
-        "run_seconds": seconds * recipe.steps,
+        "run_seconds": seconds * recipe.steps + found["watch_flops"] / found["processes"] / rate,
     }
+
+
+def _watching(model: nn.Module, recipe: Recipe) -> int:
+    """Operations of the evaluations and probes of a whole run, at the rate of the rest.
+
+    A forward pass is a third of a training step's operations. The singular values of an (m, n) matrix take about 4 m n min(m, n)
+    at less than half of that rate (measured on `tiny`: 0.18 of a matrix product's against 0.4); ManifoldMuon's measures of a step,
+    whose optimum is sought again, take some six times as long; a probe looks at attention logits that training never writes down.
+    """
+    watch, T = recipe.watch, recipe.model.context
+    forward = recipe.model.flops_per_token / 3
+    shapes = [part.shape for part in anatomy.read(model) if part.is_matrix and part.sublayer in ("attention", "mlp")]
+    spectra = sum(9 * m * n * min(m, n) for m, n in shapes)
+    looks = spectra * (7 if recipe.optim.name == "manifold-muon" else 1) + 1.4 * forward * watch.probe_tokens
+    evaluation = forward * max(watch.eval_tokens // T, 1) * T
+    tracked = 3 * spectra * (recipe.steps // watch.track_every if watch.track_every else 0)
+    return int(_times(recipe.steps, watch.eval_every) * evaluation + _times(recipe.steps, watch.probe_every) * looks + tracked)
+
+
+def _times(steps: int, every: int) -> int:
+    """How often something falls due; at the last step in any case."""
+    return -(-steps // every) if every else 1
 
 
 def _this_computer() -> Machine:
