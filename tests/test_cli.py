@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -131,8 +133,14 @@ def locked(tmp_path, monkeypatch):
     """A folder in which nothing may be written, whoever runs the test."""
     folder = tmp_path / "locked"
     folder.mkdir()
-    ours, allowed = str(folder), os.access
-    monkeypatch.setattr("os.access", lambda path, mode, **more: str(path) != ours and allowed(path, mode, **more))
+    make = tempfile.TemporaryFile
+
+    def temporary(dir):
+        if dir == folder:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return make(dir=dir)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", temporary)
     return folder
 
 
@@ -141,7 +149,9 @@ def locked(tmp_path, monkeypatch):
 def test_where_it_is_to_write_is_checked_before_the_work(command, tmp_path, locked, capsys):
     """The checkpoint is not there either, which only the work would find out."""
     (tmp_path / "file").write_text("")
-    for place, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.json", "is a file"), (locked / "x.json", "no permission")):
+    os.mkfifo(tmp_path / "pipe")
+    for place, words in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.json", "is a file"), (tmp_path / "pipe", "is a pipe"),
+                         (locked / "x.json", "Permission denied"), (locked / "new" / "x.json", "Permission denied")):  # fmt: skip
         assert cli.main([*command.split(), str(place)]) == 2
         told = capsys.readouterr().err
         assert words in told and str(place) in told and "nowhere" not in told

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -108,7 +109,7 @@ def check_writable(path: str | os.PathLike) -> Path:
     """`path`, if a file can be written there: asked before the work that is to fill it.
 
     Raises:
-        UserError: it is a folder, a folder above it is a file, or it may not be written.
+        UserError: it is a folder, a pipe or a device, a folder above it is a file, or it may not be written.
     """
     path = Path(path)
     if path.is_dir():
@@ -116,8 +117,12 @@ def check_writable(path: str | os.PathLike) -> Path:
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not above.is_dir():
         raise UserError(f"{path} cannot be written: {above} is a file, not a folder")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"{path} cannot be written: no permission in {above}. See who may: ls -ld")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is a pipe or a device, and a whole file would take its place; give the name of a file")
+    try:
+        tempfile.TemporaryFile(dir=above).close()
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror} in {above}. See who may: ls -ld") from error
     return path
 
 

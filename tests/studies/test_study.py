@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from gnomon import data, evaluation, studies
 from gnomon.cli import main
 from gnomon.errors import UserError
+from gnomon.models import Transformer
 from gnomon.studies import layer_worth, recipe_study, runner, study_estimate, study_page, verdict
 from gnomon.studies.results import Results
 from gnomon.studies.study import TUNING_SEED, Outcome, PlannedRun, Study, Variant, at_edge, plan, rates, wanted
@@ -309,6 +311,18 @@ def test_a_shortened_study_says_so_in_its_command(tmp_path):
 def test_a_study_that_cannot_be_run_is_told_before_its_runs(variants, words):
     with pytest.raises(UserError, match=words):
         study(*variants)
+
+
+def test_the_guide_s_study_compares_two_models(monkeypatch):
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "studies.md"
+    code = guide.read_text().split("```python\n")[1].split("```")[0]
+    seen = []
+    monkeypatch.setattr(studies, "run", lambda one, folder, jobs: seen.append(one) or (None, None))
+    exec(code, {})
+    (one,) = seen
+    assert one.comparisons == [("rms", "layer")]
+    norms = [{type(module) for module in Transformer(v.recipe.model).modules()} for v in one.variants]
+    assert torch.nn.LayerNorm in norms[0] - norms[1] and torch.nn.RMSNorm in norms[1] - norms[0]
 
 
 @pytest.mark.parametrize("name", studies.NAMES)

@@ -92,11 +92,11 @@ def hover(base: Any, y: Any, keys: Sequence[str]) -> Any:
 def rules(reference: Mapping[str, float], axis: str) -> list[Any]:
     """Dotted lines across the chart at given values, with their names."""
     alt = need("altair")
-    place = {"y": {"align": "right", "dy": -5, "x": "width"}, "x": {"align": "center", "y": -7}}[axis]
+    beside = {"y": {"align": "right", "dy": -5, "x": "width"}, "x": {"align": "center", "y": -7}}[axis]
     layers = []
     for label, value in reference.items():
         base = alt.Chart(alt.Data(values=[{}])).encode(**{axis: alt.datum(value)})
-        layers += [base.mark_rule(strokeDash=[2, 3], strokeWidth=1.3), base.mark_text(text=label, **place)]
+        layers += [base.mark_rule(strokeDash=[2, 3], strokeWidth=1.3), base.mark_text(text=label, **beside)]
     return layers
 
 
