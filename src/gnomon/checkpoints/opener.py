@@ -54,9 +54,10 @@ def open_checkpoint(source: Any, *, base: Any = None, config: Mapping[str, Any] 
         checkpoint, adapter = _open_path(source, config)
     except OSError as error:
         raise refused(error) or error from None
-    if any(".lora_" in name for name in checkpoint.entries):
+    lora.check_known(checkpoint, adapter)
+    if lora.is_adapter(checkpoint):
         opened = open_checkpoint(base) if base is not None else None
-        return lora.update(checkpoint, adapter, opened)
+        return lora.update(quantised.dequantised(checkpoint), adapter, opened)
     if base is not None:
         raise UserError(f"{source} holds no LoRA factors: there is nothing to add to a base. Leave it out.")
     return quantised.dequantised(checkpoint)
