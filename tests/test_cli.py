@@ -35,7 +35,7 @@ SURFACE = {
     "eval": "data wikitext no-wikitext tokens tasks task-path fewshot limit json device",
     "export": "verify no-verify",
     "data": "tokenizer field val-fraction shard-tokens limit workers skip-bad",
-    "inspect": "json html csv compare base top full no-full fold-norms no-fold-norms per-head no-per-head lag",
+    "inspect": "json html csv compare base config top full no-full fold-norms no-fold-norms per-head no-per-head lag",
     "study": "scale seeds jobs processes data variants out dry-run no-dry-run set",
     "residuals": "",
     "doctor": "",

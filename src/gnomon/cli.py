@@ -18,7 +18,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 import gnomon
 from gnomon import continuity, evaluation, report, studies
 from gnomon.errors import UserError, printable, refused
-from gnomon.files import check_writable, write_json
+from gnomon.files import check_writable, read_json, write_json
 from gnomon.train import Recipe
 
 # What imports torch (or takes a while) is imported inside the commands, so that help is instant; the rooms above are lazy.
@@ -292,6 +292,7 @@ def inspect(
     csv: Path | None = None,
     compare: str | None = None,
     base: str | None = None,
+    config: Path | None = None,
     top: int = 8,
     full: bool = False,
     fold_norms: bool = False,
@@ -308,6 +309,7 @@ def inspect(
         csv: write the rows here.
         compare: a second checkpoint, shown side by side.
         base: for a LoRA folder, the model its update is added to.
+        config: the model's config.json (or its folder), where the checkpoint has none beside it.
         top: leading singular vectors of each matrix.
         full: all of them, in fp64: adds weighted, Gram and Frobenius measures and the price of sharing a basis.
         fold_norms: multiply the gains of neighbouring norms into each matrix first.
@@ -317,9 +319,10 @@ def inspect(
     for path in (json, html, csv):
         if path is not None:
             check_writable(path)
+    known = read_json(config / "config.json" if config.is_dir() else config) if config else None
     found = continuity.inspect(
         checkpoint, top, full=full, fold_norms=fold_norms, per_head=per_head, lag=lag, compare=compare, base=base,
-        progress=is_main(), together=True,
+        config=known, progress=is_main(), together=True,
     )  # fmt: skip
     if not is_main():
         return

@@ -240,3 +240,15 @@ def test_other_adapters_are_named(tmp_path):
     save_file(two, tmp_path / "adapter_model.safetensors")
     with pytest.raises(UserError, match="several adapters .default, second."):
         open_checkpoint(tmp_path)
+
+
+def test_the_command_takes_a_config(tmp_path, capsys):
+    from gnomon import cli
+
+    adapter(tmp_path / "lora")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    for config in (tmp_path, tmp_path / "config.json"):
+        cli.main(["inspect", str(tmp_path / "lora"), "--config", str(config), "--top", "2"])
+        assert "llama" in capsys.readouterr().out
+    assert cli.main(["inspect", str(tmp_path / "lora"), "--config", str(tmp_path / "nothing.json")]) == 2
+    assert "no file" in capsys.readouterr().err

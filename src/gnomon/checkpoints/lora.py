@@ -109,7 +109,7 @@ def update(adapter: Checkpoint, config: Mapping[str, Any], base: Checkpoint | No
             return base.load(name, buffer, index)
         return load[name]() if index is None else load[name]()[index]
 
-    known = base.config if base and base.config else adapter.config
+    known = adapter.config or (base.config if base else {})
     return dataclasses.replace(
         adapter, entries=entries, load=read, config=known, notes=(*adapter.notes, *(base.notes if base else ()), *notes)
     )
