@@ -29,6 +29,53 @@ def test_gradient(p, options):
     h, f = (x.requires_grad_() for x in points(2, 3, 5))
     alpha = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda *a: sphere.step(*a, p=p, **options), (h, f, alpha))
+    assert torch.autograd.gradgradcheck(lambda *a: sphere.step(*a, p=p, **options), (h, f, alpha))
+
+
+@pytest.mark.parametrize("p", FAMILY)
+@pytest.mark.parametrize("options", [{}, {"cap": 0.1, "radius": 2.0}])
+def test_second_derivatives_are_finite_at_the_edges(p, options):
+    h, f = points(3, 4)
+    h[0], f[1], f[2] = 0, 0, 2 * h[2]
+    h, f = h.requires_grad_(), f.requires_grad_()
+    first = torch.autograd.grad(sphere.step(h, f, 0.3, p, **options).square().sum(), (h, f), create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), (h, f))
+    assert all(g.isfinite().all() for g in (*first, *second))
+    assert not any(g[0].any() for g in (*first, *second))
+
+
+@pytest.mark.parametrize("p", [1.0, 3.0, math.inf])
+@pytest.mark.parametrize("options", [{}, {"cap": 0.3, "radius": 2.0}])
+def test_function_transforms(p, options):
+    """torch.func gives what a loop and autograd give; forward mode, which is not offered, says so."""
+    h, f = points(4, 3, 5)
+
+    def step(h, f):
+        return sphere.step(h, f, 0.7, p, **options)
+
+    def loss(h, f):
+        return step(h, f).pow(3).sum()
+
+    torch.testing.assert_close(torch.func.vmap(step)(h, f), step(h, f))
+    torch.testing.assert_close(torch.func.vmap(step, in_dims=(None, 0))(h[0], f), torch.stack([step(h[0], x) for x in f]))
+    leaf = h.clone().requires_grad_()
+    each = torch.func.vmap(torch.func.grad(loss))(h, f)
+    torch.testing.assert_close(each, torch.autograd.grad(loss(leaf, f), leaf)[0])
+    curved = torch.func.jacrev(torch.func.grad(loss))(h[0], f[0])
+    torch.testing.assert_close(curved, torch.autograd.functional.hessian(lambda h: loss(h, f[0]), h[0]))
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(step, (h, f), (h, f))
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("cap", [None, 0.2])
+def test_a_negative_step_turns_the_other_way(p, cap):
+    h, f = points(4, 6)
+    there, back = (sphere.step(h, f, sign * 0.9, p, cap=cap) for sign in (1, -1))
+    away = sphere.tangent(h, f)
+    assert ((there * away).sum(-1) > 0).all()
+    torch.testing.assert_close((back * away).sum(-1), -(there * away).sum(-1))
+    torch.testing.assert_close((back * h).sum(-1), (there * h).sum(-1))
 
 
 @pytest.mark.parametrize("p", FAMILY)

@@ -75,7 +75,8 @@ def step(
     """The residual update on the sphere: `retract(h, alpha * tangent(h, f), p)`, fused, with analytic gradient.
 
     Scalars are fp32 (fp64 for fp64 input) whatever the dtype of `h`; the backward pass saves h, f and three
-    scalars a token. Finite for every f (0 and multiples of h included) and every step ratio.
+    scalars a token. Finite for every f (0 and multiples of h included) and every step ratio. Higher derivatives and
+    torch.func's vmap and reverse mode are right; forward mode (jvp) is not offered and raises.
 
     Args:
         h: points, (..., D).
@@ -103,7 +104,7 @@ def step(
             f"alpha must be one number a token, so its last dimension is 1; got {tuple(alpha.shape)}. "
             "A step size per channel leaves the plane of h and z (see the ngpt-step residual)."
         )
-    return _Step.apply(h, f, alpha, p, radius, cap)
+    return _Step.apply(h, f, alpha, p, radius, cap)[0]
 
 
 def widen(x: Tensor) -> Tensor:
@@ -139,10 +140,16 @@ def step_simple(h: Tensor, f: Tensor, alpha: Tensor | float, p: float = 1.0) -> 
 
 
 class _Step(torch.autograd.Function):
-    """Forward reads h and f and writes h'; backward reads those two and the gradient, and writes two."""
+    """Forward reads h and f and writes h'; backward reads those two and the gradient, and writes two.
+
+    The three scalars a token that backward needs are outputs too: so they have gradients of their own, and a second
+    derivative through the formulas of `backward` is right.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, h, f, alpha, p, radius, cap):
+    def forward(h, f, alpha, p, radius, cap):
         wide = torch.promote_types(h.dtype, torch.float32)
         h_w, f_w, alpha_w = h.to(wide), f.to(wide), alpha.to(wide)
         rho = _dot(h_w, h_w)
@@ -154,14 +161,19 @@ class _Step(torch.autograd.Function):
         C, sigma = family(a * a * n * _reciprocal(rho), p)
         u = _rescale(rho, radius)
         out = torch.addcmul((u * C) * h_w, u * a * sigma * (rho > 0), z).to(h.dtype)
-        ctx.save_for_backward(h, f, alpha, s, n, rho)
-        ctx.options = p, radius, cap
-        return out
+        return out, s, n, rho
 
     @staticmethod
-    def backward(ctx, g):
+    def setup_context(ctx, inputs, output):
+        h, f, alpha, *ctx.options = inputs
+        ctx.save_for_backward(h, f, alpha, *output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, g, gs, gn, grho):
         h, f, alpha, s, n, rho = ctx.saved_tensors
         p, radius, cap = ctx.options
+        g = torch.zeros_like(h) if g is None else g
         h_w, g_w, alpha_w = h.to(rho.dtype), g.to(rho.dtype), alpha.to(rho.dtype)
         z = torch.addcmul(f.to(rho.dtype), s, h_w, value=-1)
         inv_rho = _reciprocal(rho)
@@ -189,9 +201,12 @@ class _Step(torch.autograd.Function):
 
         # Chain rule through s = <h,f>/rho, n = <z,z>, rho = <h,h>; dz is orthogonalised against h by the first line.
         S = u * a * sigma
-        df = torch.addcmul(S * g_w, 2 * dn, z).addcmul_(-S * gh * inv_rho, h_w)
-        dh = torch.addcmul((u * C - S * s) * g_w, -(S * gh * inv_rho) - 2 * dn * s, z)
-        dh = dh.addcmul_(S * gh * inv_rho * s + 2 * drho, h_w)
+        ds = -S * gh
+        # Nobody but a second derivative asks for these.
+        ds, dn, drho = (x if gx is None else x + gx for x, gx in ((ds, gs), (dn, gn), (drho, grho)))
+        df = torch.addcmul(S * g_w, 2 * dn, z).addcmul_(ds * inv_rho, h_w)
+        dh = torch.addcmul((u * C - S * s) * g_w, ds * inv_rho - 2 * dn * s, z)
+        dh = dh.addcmul_(2 * drho - ds * inv_rho * s, h_w)
         dalpha = da.sum_to_size(alpha.shape) if ctx.needs_input_grad[2] else None
         return dh.to(h.dtype), df.to(f.dtype), _cast(dalpha, alpha), None, None, None
 
@@ -205,10 +220,30 @@ def family(t: Tensor, p: float) -> tuple[Tensor, Tensor]:
         sigma = 1 / (1 + t / 4)
         # Not (1 - t/4)/(1 + t/4), which is inf/inf once t overflows.
         return 2 * sigma - 1, sigma
-    # The smallest normal beta stands in for 0, where sin(theta)/beta rounds to its limit 1.
-    beta = t.sqrt().clamp_min(torch.finfo(t.dtype).tiny)
-    theta = beta if p == INF else p * torch.atan(beta / p)
-    return torch.cos(theta), torch.sin(theta) / beta
+    return _Family.apply(t, p)
+
+
+class _Family(torch.autograd.Function):
+    """The family by trigonometry, with the slopes of `family_slopes`: its own would be 0/0 at t = 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(t, p):
+        # The smallest normal beta stands in for 0, where sin(theta)/beta rounds to its limit 1.
+        beta = t.sqrt().clamp_min(torch.finfo(t.dtype).tiny)
+        theta = beta if p == INF else p * torch.atan(beta / p)
+        return torch.cos(theta), torch.sin(theta) / beta
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        t, ctx.p = inputs
+        ctx.save_for_backward(t, *output)
+
+    @staticmethod
+    def backward(ctx, gC, gsigma):
+        dC, dsigma = family_slopes(*ctx.saved_tensors, ctx.p)
+        return gC * dC + gsigma * dsigma, None
 
 
 def family_slopes(t: Tensor, C: Tensor, sigma: Tensor, p: float) -> tuple[Tensor, Tensor]:
@@ -260,8 +295,9 @@ def _bounded(alpha: Tensor, n: Tensor, rho: Tensor, cap: float | None) -> tuple[
     """The step size after the cap on beta = alpha sqrt(n / rho), and where the cap binds."""
     if cap is None:
         return alpha, None
-    bound = alpha.square() * n > cap * cap * rho
-    return torch.where(bound, cap * (rho * _reciprocal(n)).sqrt(), alpha), bound
+    bound = (alpha.square() * n > cap * cap * rho) & (rho > 0)
+    ratio = torch.where(bound, rho * _reciprocal(n), 1)
+    return torch.where(bound, torch.copysign(cap * ratio.sqrt(), alpha), alpha), bound
 
 
 def _cast(gradient: Tensor | None, like: Tensor) -> Tensor | None:
