@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -152,3 +153,135 @@ def test_survives_a_copy_of_the_model():
     assert all(e.parameter is dict(twin.named_parameters())[e.part.name] for e in b)
     with pytest.raises(UserError, match="no parameter"):
         retarget(a, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("name", ["stiefel", "dgram", "oblique", "euclidean"])
+def test_manifolds_by_their_names(name):
+    from gnomon.geometry.manifolds import MANIFOLDS
+
+    a = assign(model(), attention=name, rules=[Rule("up", name)])
+    assert {e.manifold for e in a if e.part.role in ("query", "up")} == {MANIFOLDS[name]()}
+
+
+def test_a_rate_of_zero_is_shown():
+    a = assign(model(), "hetero", rules=[Rule("down", D, lr=0.0, weight_decay=0.0), Rule("embedding", None, lr=0.0)])
+    rows = {row["role"]: row for row in a.rows(0.02, 6e-4)}
+    assert (rows["down"]["lr"], rows["down"]["weight decay"], rows["embedding"]["lr"]) == (0.0, 0.0, 0.0)
+    assert (rows["up"]["lr"], rows["up"]["weight decay"], rows["norm"]["lr"]) == (0.02, "default", 6e-4)
+
+
+def test_parts_of_another_model_are_told():
+    with pytest.raises(UserError, match="blocks.1.*: the anatomy's parts cover 0 of .* another model"):
+        assign(model(), "hetero", parts=gnomon.anatomy.read(Transformer(tiny(layers=1, width=32, heads=4))))
+    with pytest.raises(UserError, match="`parts` or `config`"):
+        assign(model(), "hetero", parts=gnomon.anatomy.read(model()), config={})
+
+
+class Lora(nn.Module):
+    """The modules peft makes of a linear layer."""
+
+    def __init__(self, base, r=4):
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, r, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(r, base.out_features, bias=False)})
+        nn.init.zeros_(self.lora_B["default"].weight)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B["default"](self.lora_A["default"](x))
+
+
+def by_hand(m):
+    """get_peft_model(m, LoraConfig(target_modules="all-linear"))"""
+    for parent in list(m.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear) and name != "lm_head":
+                setattr(parent, name, Lora(child))
+    for name, p in m.named_parameters():
+        p.requires_grad_("lora_" in name)
+    return m
+
+
+def by_peft(m):
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(m, peft.LoraConfig(r=4, target_modules="all-linear"))
+
+
+@pytest.mark.parametrize("wrap", [by_hand, by_peft])
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_adapters_stay_off_manifolds(wrap, name):
+    """B starts at zero: placed, it would turn a silent adapter into noise before any step."""
+    torch.manual_seed(0)
+    m = wrap(hf(name))
+    tokens = torch.arange(8)[None]
+    before = m(tokens).logits
+    with pytest.warns(UserWarning, match="lora_A.* more left to AdamW: adapters start at zero"):
+        a = assign(m, "hetero")
+    optimizer = gnomon.ManifoldMuon(a)
+    assert torch.equal(m(tokens).logits, before) and optimizer.placed == []
+    adapters = [e for e in a if "lora_" in e.part.name]
+    assert {e.part.name for e in adapters} == {n for n, _ in m.named_parameters() if "lora_" in n}
+    assert all(e.manifold is None for e in adapters)
+    m(tokens).logits.square().sum().backward()
+    optimizer.step()
+    assert any(e.parameter.any() for e in adapters if "lora_B" in e.part.name)
+
+
+def test_a_rule_names_adapters_by_their_names_only():
+    m = by_hand(hf("llama"))
+    with pytest.warns(UserWarning, match="adapters"):
+        a = assign(m, "hetero", rules=[Rule("query", S), Rule("*lora_A*", D), Rule("key", None, lr=0.5)])
+    of = {e.part.name: e for e in a}
+    base = "model.layers.0.self_attn.{}_proj.lora_{}.default.weight"
+    assert of[base.format("q", "A")].manifold == D and of[base.format("q", "B")].manifold is None
+    assert of[base.format("k", "B")].manifold is None and of[base.format("k", "B")].lr == 0.5
+
+
+class NanoGPT(nn.Module):
+    """GPT-2's names over nn.Linear, as nanoGPT has them, without a config."""
+
+    def __init__(self, width=32):
+        super().__init__()
+
+        def linear(into, out):
+            return nn.Linear(into, out, bias=False)
+
+        def block():
+            attention = {"c_attn": linear(width, 3 * width), "c_proj": linear(width, width)}
+            mlp = {"c_fc": linear(width, 4 * width), "c_proj": linear(4 * width, width)}
+            return nn.ModuleDict({"attn": nn.ModuleDict(attention), "mlp": nn.ModuleDict(mlp)})
+
+        table = nn.Embedding(61, width)
+        self.transformer = nn.ModuleDict({"wte": table, "h": nn.ModuleList([block(), block()])})
+        self.lm_head = linear(width, 61)
+
+
+def test_a_config_tells_what_names_leave_open():
+    m = NanoGPT()
+    a = assign(m, "hetero", config={"model_type": "nanogpt"})
+    parts = [e for e in a if e.part.name == "transformer.h.0.attn.c_attn.weight"]
+    assert [(e.part.role, e.manifold) for e in parts] == [("query", S), ("key", S), ("value", S)]
+
+
+def test_doubt_that_costs_a_manifold_is_warned_of():
+    """A fused qkv whose rows lie by head cannot be taken apart without a config."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.ModuleDict({"query_key_value": nn.Linear(32, 96), "dense": nn.Linear(32, 32)})
+            self.mlp = nn.ModuleDict({"dense_h_to_4h": nn.Linear(32, 128), "dense_4h_to_h": nn.Linear(128, 32)})
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gpt_neox = nn.ModuleDict({"layers": nn.ModuleList([Layer(), Layer()])})
+
+    m = Model()
+    with pytest.warns(UserWarning, match=r"query_key_value.weight \(query\+key\+value\) and 1 more left to AdamW: .*config"):
+        assign(m, "hetero")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assign(m, "hetero", rules=[Rule("*query_key_value*", None)])
+        a = assign(m, "hetero", config={"model_type": "gpt_neox", "num_attention_heads": 4, "hidden_size": 32})
+    assert sum(e.manifold == S for e in a) == 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import warnings
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 import gnomon
 from gnomon.errors import UserError
 from gnomon.models import Transformer, tiny
-from gnomon.optim import ManifoldMuon, Rule, advance, assign
+from gnomon.optim import ManifoldMuon, PlacementWarning, Rule, advance, assign
 from gnomon.train import checkpoint_layout
 
 MANIFOLDS = {
@@ -66,7 +67,11 @@ def same(a, b):
 def test_placed_at_construction_and_feasible_after(manifold, shape):
     W, optimizer = single(manifold, shape, lr=0.02)
     assert manifold.violation(W.detach()) < 1e-4
-    assert optimizer.placed[0]["change"] > 0 or isinstance(manifold, gnomon.Euclidean)
+    # What is there already stays to the bit.
+    before = weight(shape).detach()
+    off = bool(manifold.violation(before) > 1e-5)
+    assert (optimizer.placed[0]["change"] > 0) == off == (not torch.equal(W, before))
+    assert off or isinstance(manifold, (gnomon.Euclidean, gnomon.DGram))
     for step in range(30):
         W.grad = gradient(shape, step)
         optimizer.step()
@@ -459,3 +464,167 @@ def test_feasible_after_2000_steps_with_bf16_gradients(manifold, shape):
         W.grad = gradient(shape, step).bfloat16().float()
         optimizer.step()
     assert manifold.violation(W.detach()) < 1e-5
+
+
+# What is saved and loaded, and under which names
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", ["_orig_mod.{}", "module.{}", "module._orig_mod.{}", "blocks"], ids=str)
+def test_names_of_wrapped_models_load(change, dtype):
+    """torch.compile, DDP and FSDP add to names; here on the side that saves, then on the side that loads."""
+    V, W = weight((8, 8), 0, dtype), weight((8, 8), 1, dtype)
+
+    def wrapped(name):
+        return name.replace("blocks.0", "blocks.0._checkpoint_wrapped_module") if change == "blocks" else change.format(name)
+
+    def build(name_of):
+        pairs = [(name_of("blocks.0.up.weight"), V), (name_of("blocks.1.up.weight"), W)]
+        return ManifoldMuon([{"params": pairs, "manifold": "dgram"}], warm_start=True, steps=1)
+
+    plain, other = build(str), build(wrapped)
+    for source, target in ((plain, other), (other, plain)):
+        V.grad, W.grad = (gradient((8, 8), seed).to(dtype) for seed in (0, 1))
+        source.step()
+        kept = [dict(source.state[p]) for p in (V, W)]
+        names = target.param_groups[0]["param_names"]
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+        assert target.param_groups[0]["param_names"] == names and list(target.param_groups[0]["manifolds"]) == names
+        for p, state in zip((V, W), kept):
+            assert all(torch.equal(target.state[p][key], value) for key, value in state.items())
+        target.step()
+
+
+def test_options_newer_than_a_state_keep_their_values():
+    W, optimizer = single(gnomon.DGram(), warm_start=True, weight_decay=0.3, momentum=0.5)
+    W.grad = gradient((24, 8), 0)
+    optimizer.step()
+    state = optimizer.state_dict()
+    for key in ("scale", "nesterov", "weight_decay", "step"):
+        del state["param_groups"][0][key]
+    state["param_groups"][0]["theirs"] = 5  # what a scheduler of theirs wrote stays
+    again = single(gnomon.DGram(), warm_start=True, weight_decay=0.1)[1]
+    again.load_state_dict(state)
+    group = again.param_groups[0]
+    assert (group["scale"], group["nesterov"], group["weight_decay"], group["step"]) == ("none", True, 0.1, 0)
+    assert (group["momentum"], group["theirs"]) == (0.5, 5)
+    again.param_groups[0]["params"][0].grad = gradient((24, 8), 1)
+    again.step()
+
+
+@pytest.mark.parametrize(
+    "manifold, retired, then",
+    [
+        (gnomon.Stiefel(paper=True), {"paper": True}, {"name": "stiefel", "columns": "short", "radius": 1.0}),
+        (gnomon.DGram(), {"paper": False}, {"name": "dgram", "columns": "short", "floor": 1e-3, "cap": None, "paper": False}),
+        (gnomon.Euclidean(cap=2.0), {"spectral_cap": 2.0}, {"name": "euclidean", "columns": "short"}),
+    ],
+)
+def test_states_of_before_manifolds_had_these_options_load(manifold, retired, then):
+    """As written when the paper's solver and the spectral cap were the optimizer's."""
+    W, optimizer = single(manifold)
+    state = copy.deepcopy(optimizer.state_dict())
+    group = state["param_groups"][0]
+    group.update({"polish_every": 100, "paper": False, "spectral_cap": None, **retired})
+    group["manifolds"]["W"][0][1] = then
+    again = single(manifold)[1]
+    again.load_state_dict(state)
+    assert again.param_groups[0].keys() == optimizer.param_groups[0].keys()
+    assert again.param_groups[0]["manifolds"] == optimizer.param_groups[0]["manifolds"]
+    other = {"stiefel": gnomon.Stiefel(), "dgram": gnomon.DGram(paper=True), "euclidean": gnomon.Euclidean()}[then["name"]]
+    with pytest.raises(UserError, match="the checkpoint has"):
+        single(other)[1].load_state_dict(state)
+
+
+def test_states_that_do_not_fit_are_told():
+    a, b = weight((8, 8), 0), weight((8, 8), 1)
+    one = ManifoldMuon([{"params": [("a", a), ("b", b)], "manifold": "stiefel"}])
+    two = ManifoldMuon([{"params": [("a", a)], "manifold": "stiefel"}, {"params": [("b", b)], "manifold": "stiefel", "lr": 1.0}])
+    with pytest.raises(UserError, match=r"groups of \[2\], this optimizer in groups of \[1, 1\]"):
+        two.load_state_dict(one.state_dict())
+    state = one.state_dict()
+    del state["param_groups"][0]["param_names"]
+    with pytest.raises(UserError, match="no parameter names"):
+        one.load_state_dict(state)
+    with pytest.raises(UserError, match="no parameter names"):
+        one.load_state_dict(torch.optim.AdamW([a, b]).state_dict())
+
+
+# First contact
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda m: m,
+        lambda m: m.parameters(),
+        lambda m: list(m.parameters()),
+        lambda m: m.named_parameters(),
+        lambda m: next(m.parameters()),
+        lambda m: {"params": list(m.named_parameters())},
+        lambda m: "hetero",
+        lambda m: None,
+        lambda m: [],
+    ],
+)
+def test_what_says_nothing_of_manifolds_is_told_the_way(given):
+    with pytest.raises(UserError, match="gnomon.assign"):
+        ManifoldMuon(given(model()))
+
+
+def test_manifolds_by_name_and_class():
+    for given in ("stiefel", gnomon.Stiefel, gnomon.Stiefel()):
+        W, optimizer = single(given)
+        assert optimizer.placed[0]["manifold"] == "Stiefel()"
+
+
+# Placing
+
+
+def test_placing_says_what_it_destroys():
+    good = gnomon.Stiefel().random(24, 8, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = ManifoldMuon([{"params": [("W", nn.Parameter(good))], "manifold": "stiefel"}])
+        assert optimizer.placed[0]["change"] == 0
+        ManifoldMuon([{"params": [("W", nn.Parameter(good * 1.4))], "manifold": "stiefel"}])
+    with pytest.warns(PlacementWarning, match=r"1 of 2 matrices changed by more than 50% .* V by 60% \(Stiefel\(\)\)") as told:
+        pairs = [("W", nn.Parameter(good.clone())), ("V", nn.Parameter(good * 2.5))]
+        optimizer = ManifoldMuon([{"params": pairs, "manifold": "stiefel"}])
+    assert [row["change"] for row in optimizer.placed] == [0, pytest.approx(0.6, rel=1e-5)]
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("name", ["stiefel", "dgram", "oblique"])
+def test_a_matrix_of_zeros_is_never_placed_in_silence(name):
+    zero = nn.Parameter(torch.zeros(24, 8))
+    with pytest.warns(PlacementWarning, match="W: all zero, .* and random now"):
+        optimizer = ManifoldMuon([{"params": [("W", zero)], "manifold": name}])
+    assert zero.any() and optimizer.placed[0]["change"] == float("inf")
+    zero = nn.Parameter(torch.zeros(24, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ManifoldMuon([{"params": [("W", zero)], "manifold": "euclidean"}])
+    assert not zero.any()
+
+
+def test_float64_weights_are_placed_in_float64():
+    W, _ = single(gnomon.Stiefel(), dtype=torch.float64)
+    assert gnomon.Stiefel().violation(W.detach()) < 1e-14
+
+
+# Gradients
+
+
+@every
+@pytest.mark.parametrize("dtype, value", [(torch.float16, 500.0), (torch.bfloat16, 1e30), (torch.float32, 1e30)])
+def test_finite_gradients_are_stepped_however_large(manifold, dtype, value):
+    """Their norm overflows: 300 x 300 numbers of 500 in fp16, or numbers of 1e30 in fp32."""
+    W, optimizer = single(manifold, (300, 300), dtype=dtype)
+    V, other = single(manifold, (300, 300), dtype=dtype)
+    sign = gradient((300, 300), 0).sign().to(dtype)
+    W.grad, V.grad = sign * value, sign
+    assert not torch.isfinite(torch.linalg.vector_norm(W.grad.float() if dtype != torch.float16 else W.grad))
+    optimizer.step(), other.step()
+    assert W.isfinite().all()
+    torch.testing.assert_close(W, V, rtol=0, atol=2e-2 if dtype != torch.float32 else 1e-4)

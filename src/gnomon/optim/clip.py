@@ -12,8 +12,7 @@ from torch import nn
 
 from gnomon.anatomy import Anatomy
 from gnomon.errors import UserError
-from gnomon.geometry.manifolds import Stiefel
-from gnomon.optim.rules import Assignment
+from gnomon.optim.rules import Assignment, label
 from gnomon.sharding import whole, write
 
 
@@ -33,24 +32,24 @@ def clip_logits(
         parts: anatomy of the model.
         logit_max: largest attention logit of each layer, in order.
         threshold: bound on logits, positive.
-        assignment: given, weights on Stiefel are refused: their norm is not free.
+        assignment: given, weights on Stiefel or Oblique are refused: their norms are not free.
 
     Returns:
         the factor of each layer (1 where nothing was done).
 
     Raises:
-        UserError: lengths differ, the threshold is not positive, or a query or key is on Stiefel.
+        UserError: lengths differ, the threshold is not positive, or a query or key is on Stiefel or Oblique.
     """
     layers = parts.layers()
     if len(layers) != len(logit_max):
         raise UserError(f"{len(logit_max)} largest logits for {len(layers)} layers")
     if not threshold > 0:
         raise UserError(f"the threshold on logits must be positive, got {threshold}")
-    held = [
-        e.part.name for e in assignment or () if isinstance(e.manifold, Stiefel) and e.part.role in ("query", "key")
-    ]
-    if held:
-        raise UserError(f"{held[0]} is on Stiefel, where weights have one norm: logits cannot be clipped by scaling it")
+    for entry in assignment or ():
+        if entry.manifold is not None and not entry.manifold.decays and entry.part.role in ("query", "key"):
+            raise UserError(
+                f"{entry.part.name} is on {label(entry.manifold)}, where norms are fixed: logits cannot be clipped by scaling it"
+            )
     parameters = dict(model.named_parameters())
     factors = []
     for layer, largest in zip(layers, logit_max):

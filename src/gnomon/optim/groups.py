@@ -126,10 +126,10 @@ def _upgraded(group: Mapping[str, Any]) -> dict[str, Any]:
         return {"cap": cap, **kind} if kind["name"] == "euclidean" else {**kind, "paper": kind.get("paper") or paper}
 
     kept = {key: value for key, value in group.items() if key not in RETIRED}
-    if kept.get("manifolds") is not None:
-        kept["manifolds"] = {
-            name: [[block, now(kind)] for block, kind in parts] for name, parts in kept["manifolds"].items()
-        }
+    if kept.get("manifolds") is not None and "param_names" in kept:
+        # In order, since a hook may have renamed parameters where torch keeps their names.
+        pairs = zip(kept["param_names"], kept["manifolds"].values())
+        kept["manifolds"] = {name: [[block, now(kind)] for block, kind in parts] for name, parts in pairs}
     return kept
 
 

@@ -89,9 +89,11 @@ class Matrix:
 
 
 def advance_all(matrices: Sequence[Matrix], options: Mapping[str, Any], compiled: bool = False) -> None:
-    """Step every matrix in place, with the options of its parameter group."""
-    if not options["lr"]:
-        return  # a step of no length leaves weights to the bit; retracting would round them
+    """Step every matrix in place, with the options of its parameter group.
+
+    A step of no length leaves weights as they are to the bit, where retracting would round them; what is remembered
+    comes into being all the same, since torch.distributed.checkpoint makes an optimizer's state by such a step.
+    """
     batches: dict[tuple, list[Matrix]] = {}
     for matrix in matrices:
         W_MN = matrix.block.take(matrix.tensor)
@@ -119,7 +121,7 @@ def _advance_batch(
         *(W_BMN, U_BMN, manifold, rate, factor),
         **dict(weight_decay=options["weight_decay"], steps=options["steps"], warm=warm, near=near),
     )
-    for matrix, new in zip(batch, W_BMN):
+    for matrix, new in zip(batch, W_BMN) if lr else ():
         matrix.block.put(matrix.tensor, new)
     if options["warm_start"] and dual_B is not None:
         for matrix, new in zip(batch, dual_B):

@@ -31,7 +31,7 @@ from gnomon.geometry.manifolds import Euclidean, named
 from gnomon.optim import ownership
 from gnomon.optim.groups import Parts, from_plain, groups_of, matched, to_plain
 from gnomon.optim.matrix_step import SCALES, Matrix, advance_all, sized
-from gnomon.optim.rules import Assignment, label
+from gnomon.optim.rules import Assignment, label, more
 
 # Without its hooks: whoever listens to every optimizer hears one step, not two.
 _adamw_step = inspect.unwrap(torch.optim.AdamW.step)
@@ -53,7 +53,7 @@ class ManifoldMuon(torch.optim.Optimizer):
     At construction weights are put on their manifolds; `placed` reports by how much that changed each, and a change of more
     than half is warned of: a fresh model does not mind, a trained one loses what it knew. A gradient that is not finite
     raises before anything is touched. Parameters whose gradient is None are left as they are. Matrices in bf16 or fp16 keep
-    an fp32 master copy, since such weights would swallow small steps.
+    an fp32 master copy, since such weights would swallow small steps; what others write into the weight holds.
 
     Args:
         assignment: from `gnomon.assign`; or parameter groups, dicts with "params" (of (name, parameter) pairs) and
@@ -125,6 +125,8 @@ class ManifoldMuon(torch.optim.Optimizer):
         """
         group = dict(param_group)
         pairs = group["params"] = list(group["params"])
+        if not pairs:
+            group["param_names"] = []
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             raise UserError(
                 "ManifoldMuon needs names: give (name, parameter) pairs as model.named_parameters() yields them. Checkpoints "
@@ -148,10 +150,14 @@ class ManifoldMuon(torch.optim.Optimizer):
         super().add_param_group({**options, **group})
         # The base class fills in the defaults of the other kind of group.
         added = self.param_groups[-1]
-        kept = {"param_names": [], **added}
-        self.param_groups[-1] = {k: v for k, v in kept.items() if k in options or k in ("params", "param_names", "initial_lr")}
+        kept = options.keys() | {"params", "param_names", "initial_lr"}
+        self.param_groups[-1] = {key: value for key, value in added.items() if key in kept}
         if parts is not None:
-            self._place(self.param_groups[-1], parts)
+            try:
+                self._place(self.param_groups[-1], parts)
+            except UserError:
+                self.param_groups.pop()
+                raise
         if hasattr(self, "_adamw"):
             self._link()
 
@@ -174,13 +180,17 @@ class ManifoldMuon(torch.optim.Optimizer):
                     warnings.warn(f"weight decay is a no-op on {label(manifold)} ({name})", stacklevel=4)
                 W = W.to(torch.promote_types(W.dtype, torch.float32)).cpu()
                 try:
-                    new = manifold.project(W, generator=generator)
+                    # What is there already, a weight of a checkpoint, stays as it is to the bit.
+                    near = manifold.violation(W) <= max(1e-5, 4 * torch.finfo(full.dtype).eps)
+                    there = bool(near & W.isfinite().all())
+                    new = W if there else manifold.project(W, generator=generator)
                 except UserError as error:
                     raise UserError(f"{name}: {error}") from error
                 size, moved = float(W.norm()), float((new - W).norm())
                 change = moved / size if size else math.inf if moved else 0.0
                 placed.append({"name": name, "shape": tuple(W.shape), "manifold": label(manifold), "change": change})
-                block.put(full, new.to(full))
+                if not there:
+                    block.put(full, new.to(full))
             sharding.write(parameter, full)
         self.placed += placed
         _tell(placed)
@@ -210,7 +220,7 @@ class ManifoldMuon(torch.optim.Optimizer):
             return
         group["step"] += 1
         updates = self._momentum(group, [p for _, p in moving])
-        targets = [self.state[p].get("master", p) for _, p in moving]
+        targets = [self._wide(p) for _, p in moving]
         # Over all that can move, so that an owner stays one when another matrix has no gradient for once.
         costs = [p.numel() * min(p.shape) * p.requires_grad for p in group["params"]]
         chosen = [rank for rank, alive in zip(ownership.owners(costs, ownership.world()), live) if alive]
@@ -229,6 +239,20 @@ class ManifoldMuon(torch.optim.Optimizer):
             if target is not p:
                 sharding.local(p).copy_(sharding.local(target))
 
+    def _wide(self, p: Tensor) -> Tensor:
+        """The tensor to step: the weight, or its fp32 master where it is narrower.
+
+        Where a weight is not the rounding of its master, somebody else wrote it (QK-clip, a loader), and that holds.
+        """
+        dtype = torch.promote_types(p.dtype, torch.float32)
+        if p.dtype == dtype:
+            return p
+        if "master" not in self.state[p]:
+            self.state[p]["master"] = p.detach().to(dtype)
+        master, share = sharding.local(self.state[p]["master"]), sharding.local(p)
+        master.copy_(torch.where(master.to(p.dtype) == share, master, share.to(dtype)))
+        return self.state[p]["master"]
+
     def _momentum(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
         """Advance the momentum buffers and return the updates, in fp32 or wider, never aliasing a buffer or a gradient.
 
@@ -239,8 +263,6 @@ class ManifoldMuon(torch.optim.Optimizer):
             state = self.state[p]
             if "momentum" not in state:
                 state["momentum"] = torch.zeros_like(p, dtype=dtype)
-            if p.dtype != dtype and "master" not in state:
-                state["master"] = p.detach().to(dtype)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         gradients = [sharding.local(g).to(dtype) for g, dtype in zip(gradients, wide)]
         buffers = [self.state[p]["momentum"] for p in parameters]
@@ -270,8 +292,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         peaks = torch.stack([x.float() for x in torch._foreach_norm(dense, math.inf)]) if dense else torch.zeros(1)
         if ranks := ownership.ranks_where(~peaks.isfinite().all()):
             bad = [name for name, g in named_gradients if not g.isfinite().all()]
-            more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-            where = f"the gradient of {', '.join(bad[:3])}{more}" if bad else f"a gradient on process {ranks[0]}"
+            where = f"the gradient of {bad[0]}{more(bad)}" if bad else f"a gradient on process {ranks[0]}"
             raise UserError(
                 f"{where} is not finite; no weight was changed. Skip this step, lower the learning rate, or look at the "
                 "loss that made it."
@@ -348,8 +369,8 @@ def _tell(placed: list[dict[str, Any]]) -> None:
     far = [row for row in placed if FAR < row["change"] < math.inf]
     if empty:
         warnings.warn(
-            f"{empty[0]['name']}{_more(empty)} was all zero, which {empty[0]['manifold']} does not hold, and is random now: a "
-            "sublayer that was silent speaks. Give it to AdamW by a rule (Rule('output', None)) if it should start at zero.",
+            f"{empty[0]['name']}{more(empty)}: all zero, which {empty[0]['manifold']} does not hold, and random now. A sublayer "
+            "that was silent speaks; give it to AdamW by a rule (gnomon.Rule(name, None)) if it should start at zero.",
             PlacementWarning,
             stacklevel=7,
         )
@@ -362,7 +383,3 @@ def _tell(placed: list[dict[str, Any]]) -> None:
             PlacementWarning,
             stacklevel=7,
         )
-
-
-def _more(rows: list[Any]) -> str:
-    return f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""

@@ -7,13 +7,14 @@
 
 A fused tensor is assigned part by part (query, key, value; gate, up), so the constraint is on the projection and not on
 an accident of storage. Embeddings, heads, tied weights, norms, biases, scalars and convolutions go to AdamW unless a
-rule of the user names them.
+rule of the user names them; so do adapters (LoRA), which no role names but only a glob over names.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -57,7 +58,9 @@ class Rule:
             object.__setattr__(self, "manifold", named(self.manifold))
 
     def matches(self, part: Part) -> bool:
-        return self.match in (part.role, part.sublayer) or fnmatch.fnmatchcase(part.name, self.match)
+        # An adapter has its base layer's role, and starts at zero, which no manifold holds.
+        by_role = self.match in (part.role, part.sublayer) and not (part.adapter and self.manifold is not None)
+        return by_role or fnmatch.fnmatchcase(part.name, self.match)
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ def assign(
     rules: Sequence[Rule] = (),
     per_head: bool = False,
     parts: Anatomy | None = None,
+    config: Any = None,
 ) -> Assignment:
     """Decide for every parameter of `model`.
 
@@ -131,12 +135,18 @@ def assign(
         rules: ordered rules of the user, before these.
         per_head: constrain every head's query, key, value and output by itself.
         parts: the anatomy, where it was read already.
+        config: what config.json would say, for a model without a `.config`; see `gnomon.anatomy.read`.
+
+    Warns:
+        UserWarning: matrices of attention or MLP are left to AdamW, since they could not be told apart or are adapters.
 
     Raises:
         UserError: an unknown name; a rule that matches nothing (with the nearest names); a manifold for something that
             is no matrix; a tensor split between AdamW and a manifold; a model in which no attention or MLP was found.
     """
-    parts = anatomy.read(model) if parts is None else parts
+    if parts is not None and config is not None:
+        raise UserError("give `parts` or `config`: an anatomy that was read already reads no config")
+    parts = anatomy.read(model, config) if parts is None else parts
     if name is not None:
         check_name("assignment", name, NAMED)
     usual = NAMED[name or "none"]
@@ -144,13 +154,15 @@ def assign(
     wanted = [*rules, Rule("attention", chosen[0]), Rule("mlp", chosen[1])]
     parameters = dict(model.named_parameters())
     used: set[int] = set()
-    entries = []
+    entries, unasked = [], []
     for part in parts:
         if part.tied_to is not None or part.name not in parameters:
             continue
         index = next((i for i, rule in enumerate(wanted) if _applies(rule, part, explicit=i < len(rules))), None)
         if index is not None:
             used.add(index)
+        if index is None or index >= len(rules):
+            unasked.append(part)
         rule = Rule("", None) if index is None else wanted[index]
         if rule.manifold is not None and not part.is_matrix:
             raise UserError(
@@ -162,6 +174,7 @@ def assign(
     _check_rules(rules, used, parts)
     assignment = Assignment(tuple(entries))
     _check_cover(assignment, parameters)
+    _tell_left_out([p for p in unasked if parameters[p.name].requires_grad])
     if not any(entry.manifold is not None for entry in assignment):
         raise UserError(
             f"no attention or MLP matrix was recognised in this {type(model).__name__} (family {parts.family!r}), so nothing "
@@ -227,6 +240,24 @@ def _check_cover(assignment: Assignment, parameters: dict[str, nn.Parameter]) ->
         if len({entry.manifold is None for entry in entries}) > 1:
             roles = ", ".join(f"{entry.part.role} on {entry.manifold or 'AdamW'}" for entry in entries)
             raise UserError(f"{name} is one tensor, and cannot be split between AdamW and manifolds: {roles}")
+
+
+def _tell_left_out(unasked: list[Part]) -> None:
+    """Warn of what should have a manifold by its role and has none, though no rule of the user said so."""
+    inside = [part for part in unasked if part.sublayer in ("attention", "mlp")]
+    adapters, doubtful = [p for p in inside if p.adapter], [p for p in inside if p.doubt and not p.adapter]
+    for found, why in (
+        (adapters, "adapters start at zero, which no manifold holds; a rule over names gives them one"),
+        (doubtful, f"{doubtful[0].doubt if doubtful else ''}; give assign that config, or name them in a rule"),
+    ):
+        if found:
+            what = f"{found[0].name} ({found[0].role}){more(found)} left to AdamW"
+            warnings.warn(f"{what}: {why}. A rule with None says that this is meant.", UserWarning, stacklevel=3)
+
+
+def more(rows: Sequence[Any]) -> str:
+    """How many there are besides the first."""
+    return f" and {len(rows) - 1} more" if len(rows) > 1 else ""
 
 
 def retarget(assignment: Assignment, model: nn.Module) -> Assignment:

@@ -119,6 +119,9 @@ class CombinedOptimizer(torch.optim.Optimizer):
         super().__init__([group for o in optimizers for group in o.param_groups], {})
         self.__setstate__({})
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"optimizers": self.optimizers}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """What torch calls at the end of `load_state_dict`: groups and state may be other objects now."""
         super().__setstate__(state)
