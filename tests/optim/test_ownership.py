@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def run(layout="replicated", dtype=torch.float64, missing=None):
 
 
 def refused(layout):
-    """Whether a gradient that is not finite on the last rank alone is refused, with the weight as it was."""
+    """What is said of a gradient that is not finite on the last rank alone; None unless the weight is as it was."""
     W = torch.nn.Parameter(laid_out(torch.eye(8), layout))
     optimizer = ManifoldMuon([{"params": [("W", W)], "manifold": gnomon.Stiefel()}])
     W.grad, before = laid_out(torch.ones(8, 8), layout), sharding.whole(W).clone()
@@ -71,9 +72,25 @@ def refused(layout):
         sharding.local(W.grad).fill_(float("nan"))
     try:
         optimizer.step()
-    except UserError:
-        return torch.equal(sharding.whole(W), before)
-    return False
+    except UserError as error:
+        return str(error) if torch.equal(sharding.whole(W), before) else None
+    return None
+
+
+def resumed(layout):
+    """bf16 weights stepped three times, with the optimizer saved, made anew and loaded after the second."""
+    start = gnomon.DGram().random(9, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    W, made = torch.nn.Parameter(laid_out(start, layout)), []
+    for step in range(3):
+        if step in (0, 2):
+            state = copy.deepcopy(made[0].state_dict()) if made else None
+            made = [ManifoldMuon([{"params": [("W", W)], "manifold": "dgram"}], lr=0.003, steps=1, warm_start=True)]
+            if state is not None:
+                made[0].load_state_dict(state)
+        W.grad = laid_out(gradient("tall", step).bfloat16(), layout)
+        made[0].step()
+    kept = made[0].state[W]
+    return sharding.whole(W), sharding.whole(kept["master"]), sharding.whole(kept["momentum"])
 
 
 def work(rank, world, barrier, folder):
@@ -82,6 +99,7 @@ def work(rank, world, barrier, folder):
         found |= {("bf16", layout): run(layout, torch.bfloat16) for layout in LAYOUTS}
         found["missing here"] = run(missing=(0, "tall"))
         found["missing everywhere"] = run("by rows", missing=(None, "tall"))
+        found["resumed"] = [resumed(layout) for layout in LAYOUTS]
         found["bad gradients"] = [refused(layout) for layout in LAYOUTS]
         chosen = ownership.owners([1, 1, 1], 4)
         tensors = [laid_out(gradient(name, 0), layout) for name, layout in zip(SHAPES, LAYOUTS)]
@@ -136,7 +154,18 @@ def test_a_gradient_that_all_lack_leaves_the_weight(answers):
 
 
 def test_a_bad_gradient_on_one_rank_stops_all(answers):
-    assert all(all(found["bad gradients"]) for found in answers)
+    for rank, found in enumerate(answers):
+        assert all(said is not None for said in found["bad gradients"])
+        where = "the gradient of W is" if rank == len(answers) - 1 else f"a gradient on process {len(answers) - 1} is"
+        assert all(said.startswith(where) for said in found["bad gradients"]), found["bad gradients"]
+
+
+def test_sharded_bf16_weights_resume_in_fp32(answers):
+    weight, master, momentum = resumed("replicated")
+    assert master.dtype == momentum.dtype == torch.float32
+    for found in answers:
+        for there in found["resumed"]:
+            assert torch.equal(there[0], weight) and torch.equal(there[1], master) and torch.equal(there[2], momentum)
 
 
 def test_owners_balance_cost():
