@@ -342,6 +342,7 @@ def study(
     data: str | None = None,
     variants: tuple[str, ...] = (),
     out: Path | None = None,
+    outcomes: Path | None = None,
     dry_run: bool = False,
     set: Annotated[tuple[str, ...], arg(metavar="KEY=VALUE")] = (),
 ) -> None:
@@ -357,6 +358,7 @@ def study(
         data: training tokens of the language models; embedded text by default at scale tiny.
         variants: only these, and the baselines they need.
         out: study folder; runs/study-NAME-SCALE by default.
+        outcomes: a file of what runs came to, read first and added to: a study goes on from it on another machine.
         dry_run: print runs, parameters, tokens, operations, memory and expected time, and stop.
         set: any other setting of the language models' recipes, e.g. --set steps=20 model.width=64.
     """
@@ -366,7 +368,7 @@ def study(
     if dry_run:
         report.show(studies.dry_run(found, processes), **study_estimate.SHOWN)
         return
-    results, path = studies.run(found, out or Path("runs") / f"study-{name}-{scale}", jobs, processes)
+    results, path = studies.run(found, out or Path("runs") / f"study-{name}-{scale}", jobs, processes, outcomes)
     report.show(study_page.table(results), **study_page.SHOWN)
     if claims := results.claims():
         report.show(claims)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ def check_ranges(settings: Any, path: str = "") -> None:
     Raises:
         UserError: a number outside its interval; NaN is outside all.
     """
-    for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
+    for name, hint in hints_of(type(settings)).items():
         value = getattr(settings, name)
         if dataclasses.is_dataclass(value):
             check_ranges(value, f"{path}{name}.")
@@ -35,6 +36,12 @@ def check_ranges(settings: Any, path: str = "") -> None:
             for number in value if isinstance(value, tuple) else () if value is None else (value,):
                 if not _inside(number, interval):
                     raise UserError(f"{path}{name} must lie in {interval}, got {value}")
+
+
+@functools.cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """Field -> type, annotations and all; kept, since making a recipe would otherwise be mostly this."""
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _interval(hint: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import mpmath
@@ -17,7 +18,9 @@ from gnomon.cli import main
 from gnomon.errors import UserError
 from gnomon.models import Transformer
 from gnomon.studies import layer_worth, recipe_study, runner, study_estimate, study_page, verdict
-from gnomon.studies.results import Results
+from gnomon.studies.outcomes import FILE
+from gnomon.studies.results import Results, curve
+from gnomon.studies.search import Budget, Choice, Log
 from gnomon.studies.study import TUNING_SEED, Outcome, PlannedRun, Study, Variant, at_edge, plan, rates, wanted
 from gnomon.train import preset, replace
 from gnomon.train.device import to_device
@@ -236,9 +239,37 @@ def test_a_second_call_runs_nothing_and_a_missing_run_alone_is_done_again(finish
     lost = results.compared("sphere")[1].folder / "outcome.json"
     before = json.loads(lost.read_text())["value"]
     lost.unlink()
+    lines = (folder / FILE).read_text().splitlines()
+    kept = [line for line in lines if (json.loads(line)["variant"], json.loads(line)["seed"]) != ("sphere", 1)]
+    assert len(kept) == len(lines) - 1 == 5
+    (folder / FILE).write_text("\n".join(kept) + "\n")
     runner.run(one, folder)
     assert json.loads(lost.read_text())["value"] == before
     assert json.loads((folder / "study.json").read_text())["sessions"][-1]["runs"] == 1
+
+
+def test_a_study_goes_on_from_its_outcomes_without_the_runs(finished, tmp_path):
+    one, folder, results, _ = finished
+    shutil.copy(folder / FILE, tmp_path / "carried.jsonl")
+    again = runner.run(one, tmp_path / "elsewhere", outcomes_file=tmp_path / "carried.jsonl")
+    assert not (tmp_path / "elsewhere" / "runs").exists()
+    assert {j: (o.fate, o.value) for j, o in again.measured.items()} == {j: (o.fate, o.value) for j, o in results.measured.items()}
+    assert [r["val_loss"] for r in curve(again.compared("sphere")[0])][-1] == results.compared("sphere")[0].value
+    assert again.rows() == results.rows()
+
+
+def test_a_space_is_searched_and_the_winner_compared(tmp_path):
+    space = {"optim.lr": Log(1e-3, 1e-2), "optim.weight_decay": Choice((0.0, 0.1))}
+    searched = dataclasses.replace(variant("plain", (4e-3,)), space=space)
+    one = Study("own", "own", "any", (searched,), seeds=(0, 1), budget=Budget(trials=4, share=0.5, keep=0.25))
+    assert len(list(plan(one))) == 4 + 1 + 2
+    results = runner.run(one, tmp_path)
+    assert len(results.measured) == 7 and set(results.compared("plain")) == {0, 1}
+    short = {run: out for run, out in results.measured.items() if run.seed == TUNING_SEED}
+    assert {run.recipe.steps for run in short} == {searched.recipe.steps // 2}
+    best = min(short, key=lambda run: short[run].score)
+    assert results.tuned_settings("plain") == dict(best.trial) and results.rate("plain") == best.recipe.optim.lr
+    assert {run.trial for run in results.measured if not run.tuning} == {best.trial}
 
 
 def test_other_settings_in_the_same_folder_are_refused(finished):

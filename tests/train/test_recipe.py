@@ -131,7 +131,7 @@ def test_residuals_without_a_norm_are_known(name):
 
 def test_a_recipe_holds_no_setting_its_optimizer_ignores():
     held = {name: set(to_dict(preset("tiny", "pre-norm", name))["optim"]) for name in ("adamw", "muon", "none", "stiefel")}
-    both = {"name", "lr", "betas", "eps", "weight_decay", "clip", "logit_clip"}
+    both = {"name", "lr", "betas", "eps", "weight_decay", "clip", "logit_clip", "embedding_lr", "head_lr", "vector_lr"}
     assert held["adamw"] == both
     assert held["muon"] == both | {"adamw_lr", "momentum"}
     assert held["none"] == both | {"adamw_lr", "momentum", "assignment", "scale"}
@@ -194,3 +194,19 @@ def test_a_preset_is_what_won_the_study_unless_asked_otherwise(name):
     assert (usual.model.residual, usual.optim.name) == BASELINE
     assert preset(name, assignment="muon").model.residual == BASELINE[0]
     assert preset(name, "keel").optim.name == BASELINE[1]
+
+
+@pytest.mark.parametrize("name", ("adamw", "muon", "none", "hetero"))
+def test_embedding_head_and_vectors_have_rates_of_their_own(name):
+    from gnomon.train import optimizer
+
+    own = {"optim.embedding_lr": 1e-3, "optim.head_lr": 2e-3, "optim.vector_lr": 3e-3, "model.tied": False}
+    own |= {"optim.adamw_weight_decay": 0.5} if name != "adamw" else {"optim.weight_decay": 0.5}
+    recipe = replace(preset("tiny", "pre-norm", name), {"model.layers": 1, "model.width": 32, "model.heads": 2, **own})
+    model = Transformer(recipe.model)
+    made = optimizer.build(model, recipe.optim)
+    found = {n: (g["lr"], g["weight_decay"]) for g in made.param_groups for n in g["param_names"]}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert found["embed.weight"] == (1e-3, 0.5) and found["head.weight"] == (2e-3, 0.5)
+    assert {found[n] for n, p in model.named_parameters() if p.ndim < 2} == {(3e-3, 0.0)}
+    assert found["blocks.0.mlp.up.weight"][0] == recipe.optim.lr

@@ -12,7 +12,6 @@ from typing import Any
 
 from gnomon.errors import UserError, check_name
 from gnomon.studies.results import Results
-from gnomon.studies.scales import shorter
 from gnomon.studies.study import Claim, Finding, Study, Variant
 
 __all__ = ["NAMES", "SCALES", "Claim", "Finding", "Results", "Study", "Variant", "dry_run", "load", "run"]
@@ -22,6 +21,7 @@ NAMES = {
     "manifolds": "which manifold holds which matrices (arXiv 2606.13276)",
     "continuity": "leading singular directions through depth (arXiv 2605.04971)",
     "recipe": "everything together against tuned baselines",
+    "map": "which residual and optimizer at which depth, length, width, rate and batch",
 }
 SCALES = ("smoke", "tiny", "small", "paper")
 
@@ -61,7 +61,7 @@ def load(
     module = importlib.import_module(f"gnomon.studies.{name}_study")
     study: Study = module.study("tiny" if scale == "smoke" else scale, settings)
     for variant in variants:
-        check_name("variant", variant, [v.name for v in study.variants])
+        check_name("variant or group", variant, [v.name for v in study.variants] + [v.group for v in study.variants if v.group])
     if scale == "smoke":
         study = _smoke(study.only(variants or module.SMOKE), shorten="steps" not in settings)
     elif variants:
@@ -77,8 +77,8 @@ def _smoke(study: Study, shorten: bool) -> Study:
     """A tenth of the steps, the middle rate, two seeds."""
 
     def short(variant: Variant) -> Variant:
-        recipe = shorter(variant.recipe, 10) if shorten else variant.recipe
-        return dataclasses.replace(variant, recipe=recipe, rates=variant.rates[len(variant.rates) // 2 :][:1])
+        recipe = variant.recipe.shortened(0.1) if shorten else variant.recipe
+        return dataclasses.replace(variant, recipe=recipe, rates=variant.rates[len(variant.rates) // 2 :][:1], space=None)
 
     notes = "A smoke test: everything is run and judged as in a study, and no figure of so short a run means anything."
     return dataclasses.replace(study, scale="smoke", seeds=(0, 1), variants=tuple(map(short, study.variants)), notes=notes)
@@ -88,7 +88,9 @@ def _spelled(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> tuple[Results, Path]:
+def run(
+    study: Study, folder: str | Path, jobs: int = 1, processes: int = 1, outcomes_file: str | Path | None = None
+) -> tuple[Results, Path]:
     """Run what is missing and write the report; returns the results and the page.
 
     Raises:
@@ -96,7 +98,7 @@ def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> 
     """
     from gnomon.studies import runner, study_page
 
-    results = runner.run(study, folder, jobs, processes)
+    results = runner.run(study, folder, jobs, processes, outcomes_file)
     return results, study_page.write(results, folder)
 
 

@@ -57,6 +57,12 @@ class MLPRecipe:
         """The same recipe at another learning rate and seed."""
         return dataclasses.replace(self, lr=lr, seed=seed)
 
+    def shortened(self, share: float) -> MLPRecipe:
+        """A run of its own that takes this share of the steps."""
+        return dataclasses.replace(
+            self, steps=max(round(self.steps * share), 1), track_every=max(round(self.track_every * share), 1)
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """As in recipe.json."""
         return json.loads(json.dumps(dataclasses.asdict(self)))

@@ -15,6 +15,7 @@ from typing import Any
 
 from gnomon.errors import UserError
 from gnomon.files import restored, spelled
+from gnomon.studies.study import Outcome, PlannedRun
 
 FILE = "outcomes.jsonl"
 
@@ -34,39 +35,58 @@ def fingerprint(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Fingerprint -> outcome; what was written last counts, and a last line cut short by a kill is left out.
+class OutcomesFile:
+    """What is known of finished runs, by the fingerprint of their recipes.
 
     Raises:
-        UserError: another line is not an outcome.
+        UserError: a line before the last is not an outcome. A last line cut short by a kill is left out.
     """
-    if not path.is_file():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    found = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            record = restored(json.loads(line))
-            found[record["fingerprint"]] = record
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(lines):
-                raise UserError(f"{path}, line {number}, is no outcome of a run ({error!r}); remove that line") from error
-    return found
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._records: dict[str, dict[str, Any]] = {}
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                record = restored(json.loads(line))
+                self._records[record["fingerprint"]] = record
+            except (ValueError, KeyError, TypeError) as error:
+                if number < len(lines):
+                    raise UserError(f"{path}, line {number}, is no outcome of a run ({error!r}); remove that line") from error
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def outcome(self, settings: Mapping[str, Any], folder: Path) -> Outcome | None:
+        """What the run of these settings came to, as far as a line tells; `folder` is where it would lie here."""
+        record = self._records.get(fingerprint(settings))
+        if record is None:
+            return None
+        points = tuple((int(step), int(tokens), value) for step, tokens, value in record["curve"])
+        return Outcome(record["fate"], record["value"], record["seconds"], folder, points)
+
+    def remember(self, run: PlannedRun, outcome: Outcome, settings: Mapping[str, Any]) -> None:
+        """Add a finished run that is not there; `settings` are its recipe's."""
+        known_by = fingerprint(settings)
+        if known_by in self._records:
+            return
+        self._records[known_by] = {
+            "fingerprint": known_by, "variant": run.variant, "lr": run.rate, "seed": run.seed,
+            "trial": dict(run.trial or ()), "steps": run.recipe.steps, "fate": outcome.fate, "value": outcome.value,
+            "seconds": round(outcome.seconds, 1), "curve": [list(point) for point in outcome.points],
+        }  # fmt: skip
+        line = json.dumps(spelled(self._records[known_by]), allow_nan=False).encode() + b"\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a+b") as file:
+            # What a killed process left of a line is dropped first.
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def append(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one outcome; what a killed process left of a line is dropped first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(spelled(dict(record)), allow_nan=False).encode() + b"\n"
-    with open(path, "a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def thinned(points: Sequence[tuple[int, float]], limit: int = 12) -> list[tuple[int, float]]:
+def thinned(points: Sequence[Any], limit: int = 12) -> list[Any]:
     """A curve at no more than `limit` of its points, both ends among them."""
     if len(points) <= limit:
         return list(points)

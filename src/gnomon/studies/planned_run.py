@@ -1,4 +1,5 @@
-"""One planned run of a study carried out, down to `outcome.json` in its folder. A folder that has one is never run again."""
+"""One planned run of a study carried out, down to `outcome.json` in its folder. A folder that has one is never run again, nor
+a run that the study's outcomes file knows."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 from gnomon.errors import UserError
 from gnomon.files import read_json, restored, write_json
 from gnomon.run_folder import CHECKPOINTS, POSTMORTEM, RECIPE, read_metrics
+from gnomon.studies.outcomes import OutcomesFile, thinned
 from gnomon.studies.study import Outcome, PlannedRun
 from gnomon.studies.verdict import entropy, fate
 
@@ -19,8 +21,11 @@ class Stopped(Exception):
     """A signal ended the run after it was saved; the same study continues it."""
 
 
-def known(run: PlannedRun, study_folder: Path) -> Outcome | None:
+def known(run: PlannedRun, study_folder: Path, file: OutcomesFile) -> Outcome | None:
     """The outcome of a run that was done before; None when it was not, or was not finished.
+
+    Args:
+        file: what is known of runs made elsewhere.
 
     Raises:
         UserError: the folder holds a run of another recipe.
@@ -29,17 +34,29 @@ def known(run: PlannedRun, study_folder: Path) -> Outcome | None:
     from gnomon.train.run_writer import open_run
 
     folder = study_folder / run.folder
-    file = folder / "outcome.json"
-    if not file.exists():
-        return None
+    own = folder / "outcome.json"
+    if not own.exists():
+        return file.outcome(settings_of(run.recipe), folder)
     if isinstance(run.recipe, Recipe):
         open_run(folder, run.recipe)
     elif read_json(folder / RECIPE) != run.recipe.to_dict():
         raise UserError(f"{folder} holds a run of another recipe than this study's; give another --out")
-    found = read_json(file)
+    found = read_json(own)
     # Studies of older versions wrote null for a value that was not finite.
     value = math.nan if found["value"] is None else restored(found["value"])
-    return Outcome(found["fate"], value, found["seconds"], folder)
+    return Outcome(found["fate"], value, found["seconds"], folder, _points(folder))
+
+
+def settings_of(recipe: Any) -> dict[str, Any]:
+    """A recipe of either kind as nested plain values."""
+    from gnomon.train.recipe import Recipe, to_dict
+
+    return to_dict(recipe) if isinstance(recipe, Recipe) else recipe.to_dict()
+
+
+def _points(folder: Path) -> tuple[tuple[int, int, float], ...]:
+    records = [record for record in read_metrics(folder) if "val_loss" in record]
+    return tuple(thinned([(r["step"], r.get("tokens", 0), r["val_loss"]) for r in records]))
 
 
 def perform(run: PlannedRun, study_folder: Path, processes: int = 1) -> Outcome:
@@ -65,7 +82,7 @@ def perform(run: PlannedRun, study_folder: Path, processes: int = 1) -> Outcome:
     if run.tuning:
         # What a tuning run leaves is a number and its curve.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    return Outcome(found["fate"], found["value"], found["seconds"], folder)
+    return Outcome(found["fate"], found["value"], found["seconds"], folder, _points(folder))
 
 
 def _language_model(run: PlannedRun, folder: Path, processes: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from gnomon.errors import UserError
 from gnomon.files import read_json, restored
 from gnomon.run_folder import read_metrics
 from gnomon.studies import verdict
-from gnomon.studies.study import Claim, Measured, Outcome, Study, at_edge, best_rate
+from gnomon.studies.study import Claim, Measured, Outcome, Study, at_edge, best_rate, tuned
 from gnomon.studies.verdict import Verdict
 
 REPRODUCED, NOT, UNTESTABLE, NOT_RUN = "reproduced", "not reproduced", "not testable", "not run"
@@ -34,6 +34,10 @@ class Results:
     def rate(self, name: str) -> float:
         """The tuned learning rate."""
         return best_rate(self.study, self._variants[name], self.measured)
+
+    def tuned_settings(self, name: str) -> dict[str, Any]:
+        """What the search changed in the variant's recipe; empty where it is best as it stands, or only a rate was tuned."""
+        return dict(tuned(self.study, self._variants[name], self.measured) or ())
 
     def compared(self, name: str) -> dict[int, Outcome]:
         """Seed -> outcome of the compared runs."""
@@ -128,8 +132,11 @@ def judged(claim: Claim, results: Results) -> tuple[str, str]:
 
 @functools.cache
 def curve(outcome: Outcome) -> list[dict[str, Any]]:
-    """The metric records of a finished run; [] where there are none. A page asks for each many times."""
-    return read_metrics(outcome.folder)
+    """The metric records of a finished run, as far as they are here: of one made elsewhere the losses that its outcome has.
+    A page asks for each many times."""
+    if found := read_metrics(outcome.folder):
+        return found
+    return [{"step": step, "tokens": tokens, "val_loss": value} for step, tokens, value in outcome.points]
 
 
 @functools.cache

@@ -20,23 +20,27 @@ from pathlib import Path
 from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.progress import Progress
-from gnomon.studies import planned_run
+from gnomon.studies import outcomes, planned_run
 from gnomon.studies.results import Results
 from gnomon.studies.study import Outcome, PlannedRun, Study, plan, wanted
 
 
-def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> Results:
+def run(
+    study: Study, folder: str | Path, jobs: int = 1, processes: int = 1, outcomes_file: str | Path | None = None
+) -> Results:
     """Run everything the study wants and has not, in `folder`.
 
     Args:
         jobs: runs at a time; each gets an equal share of the cores, or the threads that OMP_NUM_THREADS says.
         processes: of each language model's run, one a device, by torchrun.
+        outcomes_file: read first and added to, in place of the folder's own: what it knows is not run again.
 
     Raises:
         UserError: a run cannot be done as asked, or the folder holds runs of other settings.
         KeyboardInterrupt: a signal came; running runs were saved, and the same call continues.
     """
     folder = Path(folder)
+    file = outcomes.OutcomesFile(Path(outcomes_file) if outcomes_file is not None else folder / outcomes.FILE)
     started = time.monotonic()
     measured: dict[PlannedRun, Outcome] = {}
     fresh: list[Outcome] = []
@@ -45,13 +49,14 @@ def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> 
         with Progress(study.name, total, "tok") as bar, _workers(jobs, folder) as pool:
             running: dict[Future[Outcome], PlannedRun] = {}
             while True:
-                for one in _todo(study, folder, measured, set(running.values())):
+                for one in _todo(study, folder, measured, file, set(running.values())):
                     running[pool.submit(planned_run.perform, one, folder, processes)] = one
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     one = running.pop(future)
                     measured[one] = _result(future, one, running)
+                    file.remember(one, measured[one], planned_run.settings_of(one.recipe))
                     fresh.append(measured[one])
                     bar.advance(_tokens(one), f"{one}: {_say(measured[one])}")
     finally:
@@ -61,12 +66,20 @@ def run(study: Study, folder: str | Path, jobs: int = 1, processes: int = 1) -> 
     return Results(study, measured)
 
 
-def _todo(study: Study, folder: Path, measured: dict[PlannedRun, Outcome], running: set[PlannedRun]) -> list[PlannedRun]:
+def _todo(
+    study: Study,
+    folder: Path,
+    measured: dict[PlannedRun, Outcome],
+    file: outcomes.OutcomesFile,
+    running: set[PlannedRun],
+) -> list[PlannedRun]:
     """Runs that may start now; those found done are put into `measured`, which may bring up more."""
     while True:
         missing = [j for v in study.variants for j in wanted(study, v, measured) if j not in measured and j not in running]
-        found = {one: outcome for one in missing if (outcome := planned_run.known(one, folder)) is not None}
+        found = {one: outcome for one in missing if (outcome := planned_run.known(one, folder, file)) is not None}
         measured.update(found)
+        for one, outcome in found.items():
+            file.remember(one, outcome, planned_run.settings_of(one.recipe))
         if not found:
             return missing
 

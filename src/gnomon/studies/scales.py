@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,14 +28,6 @@ def sized(scale: str, paper: str, method: tuple[str, str], tiny: Mapping[str, An
     """
     recipe = preset("tiny" if scale == "tiny" else paper, *method)
     return replace(recipe, {"tiny": tiny, "small": small, "paper": {}}[scale], shared=True)
-
-
-def shorter(recipe: Any, factor: int) -> Any:
-    """The same run with so many times fewer steps, warm-up and all."""
-    if not isinstance(recipe, Recipe):
-        return dataclasses.replace(recipe, steps=recipe.steps // factor, track_every=recipe.track_every // factor)
-    fewer = {"steps": recipe.steps, "schedule.warmup": recipe.schedule.warmup, "watch.track_every": recipe.watch.track_every}
-    return replace(recipe, {key: value // factor for key, value in fewer.items()})
 
 
 def contestant(name: str, recipe: Recipe, rates: tuple[float, ...], baseline: str, group: str) -> Variant:

@@ -10,6 +10,9 @@ What runs next is a pure function of what has been measured, as in `gnomon.studi
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -79,17 +82,26 @@ class Rung:
     share: float
 
 
+def label(trial: Trial) -> str:
+    """A trial as part of a folder's name."""
+    return hashlib.sha256(json.dumps(trial).encode()).hexdigest()[:8] if trial else "as-it-stands"
+
+
 def draws(space: Space, budget: Budget) -> list[Trial]:
     """The trials of a space: the recipe as it stands, then a Latin hypercube."""
-    count = budget.trials - 1
+    return list(_draws(tuple(space.items()), budget.trials - 1))
+
+
+@functools.cache
+def _draws(space: tuple[tuple[str, Log | Choice], ...], count: int) -> tuple[Trial, ...]:
     columns: dict[str, list[Any]] = {}
-    for path, knob in space.items():
+    for path, knob in space:
         # A stream of its own for each knob, so that contestants with more knobs share the draws of the common ones.
         stream = random.Random(f"gnomon {path}")
         places = [(i + stream.random()) / count for i in range(count)]
         stream.shuffle(places)
         columns[path] = [knob.at(place) for place in places]
-    return [(), *(tuple((path, column[i]) for path, column in columns.items()) for i in range(count))]
+    return ((), *(tuple((path, column[i]) for path, column in columns.items()) for i in range(count)))
 
 
 def wanted(space: Space, budget: Budget, score: Callable[[Rung], float | None]) -> list[Rung]:

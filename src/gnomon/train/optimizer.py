@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from gnomon import anatomy
 from gnomon.errors import UserError
 from gnomon.geometry.manifolds import DGram, Manifold, Stiefel
 from gnomon.optim import NAMED, Assignment, ManifoldMuon, PlacementWarning, assign
@@ -60,37 +62,30 @@ def set_rate(optimizer: torch.optim.Optimizer, ratio: float) -> None:
 
 
 def _adamw(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    return _adamw_over(list(model.named_parameters()), config.lr, config)
-
-
-def _adamw_over(named: list[tuple[str, nn.Parameter]], lr: float, config: OptimConfig) -> torch.optim.Optimizer:
-    named = [(name, p) for name, p in named if p.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [(name, p) for name, p in named if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [(name, p) for name, p in named if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
+    return torch.optim.AdamW(_adamw_groups(model, config, config.lr, config.weight_decay), **_adamw_options(config))
 
 
 def _muon(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     hidden = {entry.part.name for entry in assign(model, "none") if entry.manifold is not None}
-    named = list(model.named_parameters())
     muon = torch.optim.Muon(
-        [(name, p) for name, p in named if name in hidden],  # type: ignore[arg-type]
+        [(name, p) for name, p in model.named_parameters() if name in hidden],  # type: ignore[arg-type]
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         # Its default of 1e-7 is a floor under the norm of an update: clipped hard, a gradient would hardly move its matrix.
         eps=1e-30,
     )
-    rest = _adamw_over([(name, p) for name, p in named if name not in hidden], config.adamw_lr, config)
-    return CombinedOptimizer(muon, rest)
+    rest = _adamw_groups(model, config, config.adamw_lr, _adamw_decay(config), without=hidden)
+    return CombinedOptimizer(muon, torch.optim.AdamW(rest, **_adamw_options(config)))
 
 
 def _manifold_muon(assigned: Assignment, config: OptimConfig) -> torch.optim.Optimizer:
+    entries = [
+        entry if entry.manifold is not None else replace(entry, lr=_own_rate(entry.part.role, entry.parameter, config))
+        for entry in assigned
+    ]
     return ManifoldMuon(
-        assigned,
+        Assignment(tuple(entries)),
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay if config.assignment == "none" else config.manifold_decay,
@@ -99,10 +94,38 @@ def _manifold_muon(assigned: Assignment, config: OptimConfig) -> torch.optim.Opt
         adamw_lr=config.adamw_lr,
         adamw_betas=config.betas,
         adamw_eps=config.eps,
-        adamw_weight_decay=config.weight_decay,
+        adamw_weight_decay=_adamw_decay(config),
         # The loop looks at loss and gradient norm before every step.
         check_finite=False,
     )
+
+
+def _adamw_groups(
+    model: nn.Module, config: OptimConfig, lr: float, decay: float, without: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """One group for each pair of rate and weight decay, matrices before what has one axis and never decays."""
+    roles = {part.name: part.role for part in anatomy.read(model)}
+    groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and name not in without]
+    for name, p in sorted(named, key=lambda pair: pair[1].ndim < 2):
+        own = _own_rate(roles[name], p, config)
+        groups.setdefault((lr if own is None else own, decay if p.ndim >= 2 else 0.0), []).append((name, p))
+    return [{"params": params, "lr": rate, "weight_decay": share} for (rate, share), params in groups.items()]
+
+
+def _own_rate(role: str, parameter: nn.Parameter, config: OptimConfig) -> float | None:
+    """The rate that a recipe gives parameters of this kind; None for AdamW's."""
+    if parameter.ndim < 2:
+        return config.vector_lr
+    return {"embedding": config.embedding_lr, "positions": config.embedding_lr, "head": config.head_lr}.get(role)
+
+
+def _adamw_decay(config: OptimConfig) -> float:
+    return config.weight_decay if config.adamw_weight_decay is None else config.adamw_weight_decay
+
+
+def _adamw_options(config: OptimConfig) -> dict[str, Any]:
+    return {"betas": config.betas, "eps": config.eps, "fused": True}
 
 
 def _configured(manifold: Manifold, config: OptimConfig) -> Manifold:

@@ -7,6 +7,7 @@ Nothing here needs torch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -55,9 +56,12 @@ class OptimConfig:
             `gnomon.ManifoldMuon` with `assignment`.
         lr: peak learning rate: of everything under AdamW, of the matrices otherwise.
         adamw_lr: peak learning rate of the rest under "muon" and "manifold-muon".
+        embedding_lr, head_lr, vector_lr: peak rates of AdamW's on embeddings, on an untied head, and on what has one axis
+            (norms, biases, step sizes); None for AdamW's own.
         betas: decay of AdamW's two moments.
         eps: AdamW's epsilon.
         weight_decay: decoupled, on AdamW's matrices (embeddings included) and Muon's; never on norms, biases and scalars.
+        adamw_weight_decay: of AdamW's matrices under "muon" and "manifold-muon"; None for `weight_decay`.
         clip: bound on the global gradient norm; None for none.
         assignment: manifolds of attention and MLP by the names of arXiv 2606.13276.
         manifold_decay: weight decay of matrices on a manifold, where it means something; none in the paper.
@@ -72,9 +76,13 @@ class OptimConfig:
     name: str = "adamw"
     lr: Positive = 1e-3
     adamw_lr: NonNegative = 6e-4
+    embedding_lr: NonNegative | None = None
+    head_lr: NonNegative | None = None
+    vector_lr: NonNegative | None = None
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     eps: NonNegative = 1e-8
     weight_decay: NonNegative = 0.1
+    adamw_weight_decay: NonNegative | None = None
     clip: Positive | None = 1.0
     assignment: str = "hetero"
     manifold_decay: NonNegative = 0.0
@@ -93,7 +101,7 @@ class OptimConfig:
         manifold = ("name manifold-muon with an assignment other than none", bool(manifolds))
         dgram = ("name manifold-muon with an assignment that has DGram: dgram, hetero or hetero-inv", "dgram" in manifolds)
         reads = {
-            "adamw_lr": matrices, "momentum": matrices, "assignment": ours, "scale": ours,
+            "adamw_lr": matrices, "adamw_weight_decay": matrices, "momentum": matrices, "assignment": ours, "scale": ours,
             "solver_steps": manifold, "paper": manifold, "manifold_decay": dgram, "dgram_cap": dgram,
         }  # fmt: skip
         return {name: needs for name, (needs, read) in reads.items() if not read}
@@ -229,6 +237,16 @@ class Recipe:
         """The same recipe at another learning rate and seed, the two things that are swept most."""
         return dataclasses.replace(self, seed=seed, optim=dataclasses.replace(self.optim, lr=lr))
 
+    def shortened(self, share: float) -> Recipe:
+        """A run of its own that takes this share of the steps: warm-up, and what is measured on the way, shrink with it."""
+        watch = {key: max(round(getattr(self.watch, key) * share), 1) for key in ("eval_every", "track_every") if getattr(self.watch, key)}
+        return dataclasses.replace(
+            self,
+            steps=max(round(self.steps * share), 1),
+            schedule=dataclasses.replace(self.schedule, warmup=round(self.schedule.warmup * share)),
+            watch=dataclasses.replace(self.watch, **watch),
+        )
+
     @property
     def tokens_per_step(self) -> int:
         return self.data.batch * self.model.context
@@ -332,7 +350,7 @@ def _parse(value: Any) -> Any:
 def _build(kind: type, values: Any, path: str) -> Any:
     if not isinstance(values, Mapping):
         raise UserError(f"{path or 'recipe'} must be a table of settings, got {values!r}")
-    hints = typing.get_type_hints(kind)
+    hints = _plain_hints(kind)
     for key in values:
         if key not in hints:
             raise UserError(f"unknown setting {path + key!r}. {suggest(key, hints)}")
@@ -340,6 +358,11 @@ def _build(kind: type, values: Any, path: str) -> Any:
     if missing:
         raise UserError(f"missing setting {', '.join(path + name for name in missing)}")
     return kind(**{key: _convert(hints[key], value, path + key) for key, value in values.items()})
+
+
+@functools.cache
+def _plain_hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _required(f: dataclasses.Field) -> bool:
