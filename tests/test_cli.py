@@ -36,7 +36,7 @@ SURFACE = {
     "export": "verify no-verify",
     "data": "tokenizer field val-fraction shard-tokens limit workers skip-bad",
     "inspect": "json html csv compare base config top full no-full fold-norms no-fold-norms per-head no-per-head lag",
-    "study": "scale seeds jobs processes data variants out dry-run no-dry-run set",
+    "study": "scale seeds jobs processes data variants out outcomes dry-run no-dry-run set",
     "residuals": "",
     "doctor": "",
 }

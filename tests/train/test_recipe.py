@@ -133,8 +133,8 @@ def test_a_recipe_holds_no_setting_its_optimizer_ignores():
     held = {name: set(to_dict(preset("tiny", "pre-norm", name))["optim"]) for name in ("adamw", "muon", "none", "stiefel")}
     both = {"name", "lr", "betas", "eps", "weight_decay", "clip", "logit_clip", "embedding_lr", "head_lr", "vector_lr"}
     assert held["adamw"] == both
-    assert held["muon"] == both | {"adamw_lr", "momentum"}
-    assert held["none"] == both | {"adamw_lr", "momentum", "assignment", "scale"}
+    assert held["muon"] == both | {"adamw_lr", "adamw_weight_decay", "momentum"}
+    assert held["none"] == held["muon"] | {"assignment", "scale"}
     assert held["stiefel"] == held["none"] | {"solver_steps", "paper"}
 
 
