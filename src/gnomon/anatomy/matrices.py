@@ -51,7 +51,7 @@ def matrices_in(member: Member, stack: Stack, family: Family, experts_transposed
     elif len(tensor.shape) != 2 + weight.experts:
         doubt = f"expected {2 + weight.experts} axes"
     elif weight.layout == "unoriented":
-        doubt = "square, and nothing says whether it is stored out x in or in x out"
+        doubt = "nothing says whether it is stored out x in or in x out; a live model does, or a config with its model_type"
     if doubt:
         return [Matrix("+".join(weight.roles), tensor.shape, doubt=doubt)]
     if weight.experts:
@@ -116,6 +116,8 @@ def _check(matrix: Matrix, width: int | None) -> Matrix:
     out, inputs = matrix.shape
     if width is None or not (matrix.reads and inputs != width or matrix.writes and out != width):
         return matrix
+    if 1 in matrix.shape:
+        return matrix._replace(fits=False, doubt=matrix.doubt or f"one column of {max(matrix.shape)}: packed numbers, no matrix")
     does = f"reads {inputs}" if matrix.reads and inputs != width else f"writes {out}"
     return matrix._replace(fits=False, doubt=matrix.doubt or f"{does} numbers, but the stream is {width} wide")
 

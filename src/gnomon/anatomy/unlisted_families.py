@@ -86,12 +86,12 @@ def _word(template: str, stack: Stack) -> str | None:
     cross = bool(_CROSS.search(before))
     if cross:
         words = _ATTENTION_WORDS
-    elif _MIXER.search(before):
+    elif _MIXER.search(before) and not _has_queries(template, stack):
         words = _MIXER_WORDS
     elif _MLP.search(before) and not _ATTENTION.search(before.rpartition(".")[2]):
         words = _MLP_WORDS | {role: f"{_MLP_WORDS[role]} {word}" for role, word in _INSIDE_MLP.items()}
         words["down"] += " w2"
-    elif _ATTENTION.search(before):
+    elif _ATTENTION.search(before) or _MIXER.search(before):
         words = _ATTENTION_WORDS
     else:
         words = _CLEAR_WORDS | _MLP_WORDS
@@ -109,6 +109,12 @@ def _beside(template: str, stack: Stack) -> list[str]:
     """Paths in the module that holds this one."""
     parent = template.rpartition(".")[0]
     return [path for path in stack.samples if path.startswith(f"{parent}." if parent else "")]
+
+
+def _has_queries(template: str, stack: Stack) -> bool:
+    """Whether the module that holds this weight holds queries as well, so that a mixer is attention by another name."""
+    words = f"{_ATTENTION_WORDS['query']} {_ATTENTION_WORDS['query+key+value']}".replace("in_proj", "").split()
+    return any(path.rpartition(".")[2].lower() in words for path in _beside(template, stack))
 
 
 def _width_by_words(stack: Stack, words: dict[str, str]) -> int | None:
