@@ -116,8 +116,8 @@ def _check(matrix: Matrix, width: int | None) -> Matrix:
     out, inputs = matrix.shape
     if width is None or not (matrix.reads and inputs != width or matrix.writes and out != width):
         return matrix
-    if 1 in matrix.shape:
-        return matrix._replace(fits=False, doubt=matrix.doubt or f"one column of {max(matrix.shape)}: packed numbers, no matrix")
+    if inputs == 1:
+        return matrix._replace(fits=False, doubt=matrix.doubt or f"one column of {out} numbers: packed numbers, no matrix")
     does = f"reads {inputs}" if matrix.reads and inputs != width else f"writes {out}"
     return matrix._replace(fits=False, doubt=matrix.doubt or f"{does} numbers, but the stream is {width} wide")
 
