@@ -99,6 +99,19 @@ def test_a_tensor_parallel_slice_is_named():
     assert "one of 4 tensor-parallel slices" in messages(report, "contradiction")
 
 
+def test_a_slice_without_a_config_contradicts_its_norms():
+    """Meta's consolidated.00.pth of two: embedding, heads and MLP cut in half, norms whole."""
+    shapes = {"tok_embeddings.weight": (500, D // 2), "norm.weight": (D,), "output.weight": (250, D)}
+    for n in range(2):
+        at = f"layers.{n}."
+        shapes |= {f"{at}attention.{x}.weight": (D // 2, D) for x in ("wq", "wk", "wv")}
+        shapes |= {f"{at}attention.wo.weight": (D, D // 2), f"{at}attention_norm.weight": (D,), f"{at}ffn_norm.weight": (D,)}
+        shapes |= {f"{at}feed_forward.{x}.weight": (F, D) for x in ("w1", "w3")} | {f"{at}feed_forward.w2.weight": (D, F)}
+    (warning,) = anatomy.read(shapes).warnings
+    assert "one of 2 tensor-parallel slices" in warning
+    assert anatomy.read(shapes | {"tok_embeddings.weight": (500, D)}).warnings == ()
+
+
 def test_two_mlps_in_one_layer_each_meet_their_like():
     """Macaron blocks: ffn1 of a layer is no neighbour of ffn2 of the next."""
     shapes = {f"net.layers.{n}.ffn{m}.{name}": W.shape for n in range(3) for m in (1, 2) for name, W in mlp(n).items()}
@@ -164,3 +177,28 @@ def test_names_from_a_file_cannot_write_on_the_terminal():
     table = inspect(tensors, config={"model_type": "llama"}).table()
     assert "\x1b" not in table and r"\x1b[31mred" in table and max(map(len, table.splitlines())) < 2000
     assert "\x1b" not in anatomy.read({k: tuple(v.shape) for k, v in tensors.items()}).table()
+
+
+@pytest.mark.parametrize("pre", [True, False])
+def test_folding_takes_the_norm_that_is_read(pre):
+    """OPT before and after its norms; the cross attention of BART."""
+    g = torch.Generator().manual_seed(0)
+    tensors = {}
+    for n in range(3):
+        at = f"model.decoder.layers.{n}."
+        for name in ("self_attn", "encoder_attn")[: 1 if pre else 2]:
+            tensors |= {f"{at}{name}.{x}_proj.weight": torch.randn(D, D, generator=g) for x in ("q", "k", "v", "out")}
+            tensors[f"{at}{name}_layer_norm.weight"] = torch.rand(D, generator=g) + 0.1
+        tensors |= {f"{at}fc1.weight": torch.randn(F, D, generator=g), f"{at}fc2.weight": torch.randn(D, F, generator=g)}
+        tensors[f"{at}final_layer_norm.weight"] = torch.rand(D, generator=g) + 0.1
+    config = {"model_type": "opt", "do_layer_norm_before": True} if pre else {"model_type": "bart"}
+    report = inspect(tensors, fold_norms=True, full=True, config=config)
+    norms = {m["tensor"]: m["norm"] for m in report.matrices}
+    read = {"self_attn.q_proj": "self_attn_layer_norm", "fc1": "final_layer_norm"}
+    if not pre:
+        read = {"encoder_attn.q_proj": "self_attn_layer_norm", "fc1": "encoder_attn_layer_norm"}
+        assert "cross_key" in messages(report, "unfolded") and "cross_value" in messages(report, "unfolded")
+    for name, norm in read.items():
+        at = "model.decoder.layers.1."
+        folded = tensors[f"{at}{name}.weight"] * tensors[f"{at}{norm}.weight"]
+        assert norms[f"{at}{name}.weight"] == pytest.approx(float(folded.norm()), rel=1e-5)

@@ -234,7 +234,7 @@ def _warnings(stacks: dict[str, Stack], parts: list[Part]) -> list[str]:
             found.append(f"{stack.name}: the config speaks of {stack.sizes.layers} layers, {len(there)} are here")
         if slices := _slices(stack, [part for part in parts if part.stack == stack.name]):
             found.append(
-                f"{stack.name}: attention and MLP are 1/{slices} of what the config says, so this looks like one of "
+                f"{stack.name}: weights are 1/{slices} as wide as they should be, so this looks like one of "
                 f"{slices} tensor-parallel slices; a slice has other directions than the whole. Give the merged checkpoint"
             )
     if any(part.name.endswith("_flat_param") for part in parts):
@@ -246,11 +246,17 @@ def _warnings(stacks: dict[str, Stack], parts: list[Part]) -> list[str]:
 
 
 def _slices(stack: Stack, parts: list[Part]) -> int | None:
-    """n when every query, and every down projection, has 1/n of the width that the config gives it."""
+    """n when two kinds of weights both have 1/n of the width they should have.
+
+    Queries and down projections against the config; without one, queries and the embedding against the norms (Meta's
+    consolidated.NN files).
+    """
     sizes = stack.sizes
     heads_width = sizes.heads and (sizes.head_dim or (sizes.width or 0) // sizes.heads) * sizes.heads
+    by_config = [("query", heads_width, 0), ("down", sizes.inner, 1)]
+    by_norms = [("query", stack.width, 0), ("embedding", stack.width, 0)]
     ratios = set()
-    for role, wanted, axis in (("query", heads_width, 0), ("down", sizes.inner, 1)):
+    for role, wanted, axis in by_config if heads_width and sizes.inner else by_norms:
         here = {part.shape[axis] for part in parts if part.role == role and part.is_matrix and part.expert is None}
         if not wanted or len(here) != 1 or wanted % (width := here.pop()):
             return None
