@@ -1,13 +1,16 @@
-"""What numbers settings may be, said once, in their types: `batch: Count = 16`."""
+"""What settings may be, said once, in their types: `batch: Count = 16`."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 import typing
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from gnomon.errors import UserError
+from gnomon.files import restored
 
 Count = Annotated[int, "[1, inf)"]
 Natural = Annotated[int, "[0, inf)"]
@@ -56,3 +59,32 @@ def _inside(number: float, interval: str) -> bool:
     return (low < number or interval[0] == "[" and number == low) and (
         number < high or interval[-1] == "]" and number == high
     )
+
+
+def convert(hint: Any, value: Any, path: str) -> Any:
+    """A plain value, as JSON has it, as the type of a setting: an int where a float is wanted, a list where a tuple, "inf".
+
+    Raises:
+        UserError: it is of another type.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (hint,) = [a for a in arguments if a is not type(None)]
+        return convert(hint, value, path)
+    if origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(arguments):
+        return tuple(convert(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(arguments, value)))
+    if origin is dict and isinstance(value, Mapping):
+        return restored(value)
+    if hint is float:
+        value = restored(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise UserError(f"{path} has {len(str(abs(value)))} digits, more than a float holds") from error
+    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    expected = getattr(hint, "__name__", str(hint))
+    raise UserError(f"{path} should be of type {expected}, got {value!r} ({type(value).__name__})")

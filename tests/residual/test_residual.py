@@ -452,3 +452,17 @@ def test_a_norm_is_refused_where_there_is_none(name, option):
     assert option not in residual.options(name)
     with pytest.raises(UserError, match=f"no option '{option}'"):
         residual.make(name, D, index=0, depth=4, **{option: 1e-6})
+
+
+@pytest.mark.parametrize("name", residual.names())
+def test_options_of_the_wrong_type_or_size_are_told(name):
+    """A module or a UserError, nothing else."""
+    for key in residual.options(name):
+        for value in (0, -1, 0.5, float("nan"), float("inf"), 10**25, 10**400, "x", None, [0.5], {}, True):
+            try:
+                made = residual.make(name, 8, index=0, depth=4, **{key: value})
+            except UserError:
+                continue
+            assert isinstance(made, residual.Residual)
+        with pytest.raises(UserError, match=f"{key} should be of type"):
+            residual.make(name, 8, index=0, depth=4, **{key: [0.5]})

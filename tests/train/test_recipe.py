@@ -55,6 +55,11 @@ def test_replace_by_path():
         ({"data.accumulate": 3}, "not a multiple"),
         ({"model": 3}, "table of settings"),
         ({"optim.betas": [0.9]}, "optim.betas"),
+        ({"optim.lr": 10**400}, "401 digits"),
+        ({"optim.lr": "9" * 5000}, "optim.lr should be of type float"),
+        ({"model.residual": "pre-norm", "model.residual_options.norm": "rms"}, "a matter of the model's norm"),
+        ({"model.residual": "pre-norm", "model.residual_options.eps": 1e-5}, "a matter of the model's norm_eps"),
+        ({"model.residual": "sphere", "model.residual_options.index": 1}, "a matter of the model's layers"),
     ],
 )
 def test_mistakes_are_told(changes, words):

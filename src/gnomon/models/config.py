@@ -83,6 +83,9 @@ class TransformerConfig:
         check_name("qkv", self.qkv, ("split", "fused"))
         check_name("stream", self.stream, ("float32", "compute"))
         check_ranges(self)
+        for key, instead in {"norm": "norm", "eps": "norm_eps", "index": "layers", "depth": "layers"}.items():
+            if key in self.residual_options:
+                raise UserError(f"residual_options has no {key}: that is a matter of the model's {instead}")
         if self.head_dim is None and self.width % self.heads:
             raise UserError(f"width {self.width} is not a multiple of heads {self.heads}; set head_dim or change one")
         if self.heads % self.n_kv_heads:

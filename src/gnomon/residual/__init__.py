@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 from gnomon.errors import UserError, check_name, suggest
+from gnomon.ranges import convert
 from gnomon.residual.additive import (
     DeepNorm,
     Keel,
@@ -105,6 +106,8 @@ def make(name: str, dim: int, *, index: int, depth: int, **options: Any) -> Resi
     for key in options:
         if key not in known:
             raise UserError(f"residual {name!r} has no option {key!r}. {suggest(key, known)}")
+    hints = _hints(_class(kind))
+    options = {key: convert(hints[key], value, f"{name}'s option {key}") for key, value in options.items()}
     return kind(dim, index=index, depth=depth, **options)
 
 
@@ -115,6 +118,12 @@ def options(name: str) -> dict[str, Any]:
 
 def _class(kind: type[Residual] | partial[SphereResidual]) -> type[Residual]:
     return SphereResidual if isinstance(kind, partial) else kind
+
+
+def _hints(kind: type[Residual]) -> dict[str, Any]:
+    """Types of the keyword parameters of the class and its bases."""
+    owners = kind.__mro__[: kind.__mro__.index(Residual) + 1]
+    return {key: hint for owner in reversed(owners) for key, hint in get_type_hints(owner.__init__).items()}
 
 
 def _options(kind: type[Residual] | partial[SphereResidual]) -> dict[str, Any]:

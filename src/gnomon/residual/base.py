@@ -49,6 +49,8 @@ class Residual(nn.Module, ABC):
         super().__init__()
         if not 0 <= index < depth:
             raise UserError(f"sublayer index {index} is outside 0 … {depth - 1} (depth counts sublayers, not blocks)")
+        if per_block < 1:
+            raise UserError(f"per_block must be at least 1, got {per_block}")
         self.dim, self.index, self.depth, self.per_block = dim, index, depth, per_block
 
     @abstractmethod

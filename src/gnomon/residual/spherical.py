@@ -87,7 +87,7 @@ class SphereResidual(Residual):
 
     def reset_parameters(self) -> None:
         # The inverse of softplus; written with expm1 it stays accurate for small starts.
-        nn.init.constant_(self.a, math.log(math.expm1(self.start)))
+        nn.init.constant_(self.a, self.start if self.start > 40 else math.log(math.expm1(self.start)))
 
     def step_size(self) -> Tensor:
         """alpha, shape (1,), fp32 or wider."""

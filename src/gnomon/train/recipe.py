@@ -9,16 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from gnomon.errors import UserError, check_name, suggest
-from gnomon.files import flatten, restored, spelled
+from gnomon.files import flatten, spelled
 from gnomon.models.config import WITHOUT_NORM, TransformerConfig
-from gnomon.ranges import Count, Decay, Fraction, Natural, NonNegative, Positive, ProperFraction, check_ranges
+from gnomon.ranges import Count, Decay, Fraction, Natural, NonNegative, Positive, ProperFraction, check_ranges, convert
 
 
 @dataclass(frozen=True)
@@ -343,7 +342,7 @@ def _parse(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError:
+    except ValueError:
         return value
 
 
@@ -370,24 +369,7 @@ def _required(f: dataclasses.Field) -> bool:
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    """Check `value` against a type hint; int is accepted for float and a list for a tuple."""
+    """Tables become the dataclass they are for; all else is a matter of its type."""
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast(type, hint), value, path + ".")
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        (hint,) = [a for a in arguments if a is not type(None)]
-        return _convert(hint, value, path)
-    if origin is tuple and isinstance(value, (list, tuple)) and len(value) == len(arguments):
-        return tuple(_convert(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(arguments, value)))
-    if origin is dict and isinstance(value, Mapping):
-        return restored(value)
-    if hint is float:
-        value = restored(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    expected = getattr(hint, "__name__", str(hint))
-    raise UserError(f"{path} should be of type {expected}, got {value!r} ({type(value).__name__})")
+    return convert(hint, value, path)
