@@ -119,7 +119,7 @@ def _several(recipe: Recipe, folder: Path, sinks: tuple[str, ...], processes: in
 def _dry_run(recipe: Recipe, folder: Path, sinks: tuple[str, ...], processes: int) -> None:
     """What the run will take, and what would stand in its way."""
     from gnomon.train.estimate import estimate, table
-    from gnomon.train.loop import check
+    from gnomon.train.run_setup import check
 
     report.show(table(estimate(recipe, processes, here=processes == 1)))
     check(recipe, folder, sinks)
