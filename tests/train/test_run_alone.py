@@ -63,6 +63,8 @@ def test_the_data_tell_tokenizer_and_vocabulary(here):
     assert (text.data.tokenizer, text.model.vocab_size) == ("byte", 257)
     told = recipe_for(changes={"data.train": "tokens", "model.vocab_size": 512})
     assert told.model.vocab_size == 512 and told.data.tokenizer == bpe.tokenizer
+    named = recipe_for(changes={"data.tokenizer": "bpe.json"})
+    assert (named.data.train, named.model.vocab_size) == ("jargon", bpe.vocab_size)
     mixed = recipe_for(changes={"data.train": "0.5*tokens + 0.5*tokens"})
     assert mixed.model.vocab_size == bpe.vocab_size
     assert recipe_for(changes={"data.train": "gone"}).data.tokenizer == "byte"

@@ -51,7 +51,7 @@ def recipe_for(
 
         recipe = start_from(recipe, init, residual, changes.get("data.tokenizer"), data_tell="data.train" in changes)
     recipe = replace(recipe, changes)
-    if "data.train" in changes or recipe.data.tokenizer is None:
+    if changes.keys() & {"data.train", "data.tokenizer"} or recipe.data.tokenizer is None:
         from gnomon.train.run_data import fit_to_data
 
         recipe = fit_to_data(recipe, changes)

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon.data.tokenizers import BUILT_IN
 from gnomon.files import read_json, write_json
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
 from gnomon.run_folder import RECIPE, run_of
 from gnomon.train.presets import BASELINE, preset
 from gnomon.train.recipe import Recipe, from_dict, to_dict
-from gnomon.train.run_data import BUILT_IN, TOKENIZER, unknown_tokenizer
+from gnomon.train.run_data import TOKENIZER, unknown_tokenizer
 
 
 def start_from(

@@ -8,39 +8,42 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import data
+from gnomon.data.tokenizers import BUILT_IN
 from gnomon.errors import UserError
 from gnomon.files import read_json
 from gnomon.run_folder import ENVIRONMENT
 from gnomon.train.recipe import Recipe, replace
 
 TOKENIZER = "tokenizer.json"
-BUILT_IN = ("byte", "gpt2")
+
+PADDING = 128
+"""Vocabularies are padded to a multiple of this at most."""
 
 
 def fit_to_data(recipe: Recipe, given: Collection[str] = ()) -> Recipe:
-    """The recipe with the tokenizer that its training tokens were made with, and as many ids, but for the paths `given`.
+    """The recipe with the tokenizer that its training tokens were made with, and as many ids as that has, but for the paths
+    `given`.
 
-    Token files know both; a text is read with the recipe's tokenizer. The vocabulary of a checkpoint (`recipe.init`) stays,
-    and its tokenizer where it is known. Data that cannot be opened change nothing: the run will tell.
+    Token files know both; a text is read with the recipe's tokenizer. Rows that pad the vocabulary stay, and so do vocabulary
+    and (where it is known) tokenizer of a checkpoint, `recipe.init`. Data that cannot be opened change nothing: the run will tell.
     """
-    found: dict[str, Any] = {}
+    name, ids = recipe.data.tokenizer, None
     with contextlib.suppress(UserError):
-        tokens = data.open_tokens(recipe.data.train)
-        sources = getattr(tokens, "sources", (tokens,))
-        if all(source.files for source in sources) and tokens.tokenizer is not None:
-            found = {"data.tokenizer": tokens.tokenizer, "model.vocab_size": tokens.vocab_size}
-    own, ours = found.get("data.tokenizer"), recipe.data.tokenizer
-    if "data.tokenizer" in given or (ours is not None and (recipe.init is not None or ours == own)):
-        # Those of a preset are padded: more rows than ids.
-        found = {"model.vocab_size": max(found.get("model.vocab_size") or 0, recipe.model.vocab_size)}
-    if recipe.init is not None:
-        found.pop("model.vocab_size", None)
-    recipe = replace(recipe, {path: value for path, value in found.items() if path not in given and value is not None})
-    if recipe.data.tokenizer is not None:
-        return recipe
-    if recipe.init is not None:
-        raise unknown_tokenizer(recipe.init, recipe.model.vocab_size)
-    return replace(recipe, {"data.tokenizer": "byte"})
+        if "data.tokenizer" in given and name is not None:
+            ids = data.tokenizer(name).vocab_size
+        elif recipe.init is None or name is None:
+            tokens = data.open_tokens(recipe.data.train)
+            if all(source.files for source in getattr(tokens, "sources", (tokens,))) and tokens.tokenizer is not None:
+                name, ids = tokens.tokenizer, tokens.vocab_size
+    if name is None:
+        if recipe.init is not None:
+            raise unknown_tokenizer(recipe.init, recipe.model.vocab_size)
+        name = "byte"
+    changes: dict[str, Any] = {"data.tokenizer": name}
+    padded = ids is not None and ids <= recipe.model.vocab_size < ids + PADDING
+    if ids is not None and not padded and recipe.init is None and "model.vocab_size" not in given:
+        changes["model.vocab_size"] = ids
+    return replace(recipe, changes)
 
 
 def unknown_tokenizer(source: str, ids: int) -> UserError:
@@ -97,10 +100,7 @@ def keep_tokenizer(recipe: Recipe, folder: Path) -> None:
 
 def _open(recipe: Recipe, tokenizer: str | None) -> tuple[Any, Any]:
     source = recipe.data
-    if source.val is None:
-        return data.open_train_val(source.train, fraction=source.val_fraction, tokenizer=tokenizer)
-    train_tokens, val_tokens = (data.open_tokens(p, tokenizer=tokenizer) for p in (source.train, source.val))
-    return train_tokens, val_tokens
+    return data.open_train_val(source.train, source.val, fraction=source.val_fraction, tokenizer=tokenizer)
 
 
 def _kept_tokenizer(recipe: Recipe, folder: Path | None) -> str | None:
