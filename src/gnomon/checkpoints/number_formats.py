@@ -193,3 +193,10 @@ def from_bitsandbytes(
         absmax = inner.float()[absmax.long()] * largest.float().repeat_interleave(length)[: absmax.numel()] + offset
     size = math.prod(shape)
     return (values[:size] * absmax.float().repeat_interleave(block)[:size]).reshape(shape)
+
+
+def from_weight_norm(v: Tensor, lengths: Tensor) -> Tensor:
+    """g v / |v|, the norm over all axes along which g is one number (arXiv:1602.07868, equation 2)."""
+    over = [axis for axis in range(v.ndim) if lengths.ndim == 0 or lengths.shape[axis] == 1]
+    norm = v.float().norm(dim=over, keepdim=True)
+    return lengths.float() * v.float() / norm.masked_fill(norm == 0, 1)

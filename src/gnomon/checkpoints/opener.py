@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gnomon.checkpoints import gguf_files, lora, quantised, safetensors_files, shard_index, torch_files
+from gnomon.checkpoints import gguf_files, lora, quantised, safetensors_files, shard_index, torch_files, whole_models
 from gnomon.checkpoints.checkpoint import Checkpoint, from_module, from_tensors, shown
 from gnomon.checkpoints.hub_download import fetched, is_hub_name
 from gnomon.errors import UserError, refused
@@ -49,7 +49,7 @@ def open_checkpoint(source: Any, *, base: Any = None, config: Mapping[str, Any] 
     if isinstance(source, torch.nn.Module):
         return from_module(source)
     if isinstance(source, Mapping):
-        return quantised.dequantised(from_tensors(source, config=config))
+        return quantised.dequantised(whole_models.checked(from_tensors(source, config=config)))
     try:
         checkpoint, adapter = _open_path(source, config)
     except OSError as error:
@@ -72,13 +72,18 @@ def _open_path(source: Any, config: Mapping[str, Any] | None) -> tuple[Checkpoin
     folder = path if path.is_dir() else path.parent
     checkpoint = _open_folder(path) if path.is_dir() else _open_file(path)
     known = config or checkpoint.config or _config(folder / "config.json")
-    checkpoint = dataclasses.replace(checkpoint, name=str(source), config=dict(known))
+    known = known or whole_models.meta_config(_config(folder / "params.json"))
+    checkpoint = whole_models.checked(dataclasses.replace(checkpoint, name=str(source), config=dict(known)))
     return checkpoint, _config(folder / "adapter_config.json")
 
 
 def _open_folder(folder: Path) -> Checkpoint:
     # Links to what is gone, pipes and the like are told when they are opened.
     files = {item.name: item for item in sorted(folder.iterdir()) if not item.is_dir()}
+    if ".metadata" in files and any(name.endswith(".distcp") for name in files):
+        from gnomon.checkpoints import dcp_folders  # torch.distributed.checkpoint takes a while to import
+
+        return dcp_folders.open_folder(folder)
     indices = [name for name in files if name.endswith(".safetensors.index.json")]
     if chosen := _only(indices, "model.safetensors.index.json", folder):
         return _open_file(files[chosen])
@@ -93,6 +98,8 @@ def _open_folder(folder: Path) -> Checkpoint:
     if chosen := _only(indices, "pytorch_model.bin.index.json", folder):
         return _open_file(files[chosen])
     torches = [name for name in files if name.endswith(_TORCH) and not name.startswith(_TRAINING)]
+    if len(torches) > 1:
+        whole_models.check_parts(files[torches[0]])
     if chosen := _only(torches, ("pytorch_model.bin", "adapter_model.bin", "model.bin", "model.pt"), folder):
         return _passing_over(_open_file(files[chosen]), torches, chosen)
     if ggufs := [files[name] for name in files if name.endswith(".gguf")]:
@@ -104,7 +111,7 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 
 def _open_file(path: Path) -> Checkpoint:
-    check_readable(path)
+    whole_models.check_parts(check_readable(path))
     notes: list[str] = []
     if path.name.endswith(".safetensors.index.json"):
         return safetensors_files.over(str(path.parent), *shard_index.from_index(path, safetensors_files.read_header))

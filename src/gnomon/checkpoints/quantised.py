@@ -2,8 +2,9 @@
 
 Known by their names and shapes: fp8 and int8 with scales for the tensor, rows, columns or blocks (DeepSeek, compressed-tensors,
 bitsandbytes' `SCB`), with zero points; MXFP8 and MXFP4 (gpt-oss, DeepSeek, compressed-tensors); NVFP4 (ModelOpt,
-compressed-tensors); packed integers of compressed-tensors, GPTQ, AWQ and MLX; bitsandbytes' nf4 and fp4. What is stored in
-another way keeps its name and raises when it is read: no number is given that is not the model's.
+compressed-tensors); packed integers of compressed-tensors, GPTQ, AWQ and MLX; bitsandbytes' nf4 and fp4. Weights that weight_norm
+keeps in two are put together as well. What is stored in another way keeps its name and raises when it is read: no number is given
+that is not the model's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from gnomon.errors import UserError
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32")
 _SCALES = ("weight_scale_inv", "scale_inv", "weight_scale", "scales", "scale", "SCB")
+# Where torch's weight_norm keeps directions: as a parametrization, and before there were those.
+_DIRECTIONS = (".parametrizations.weight.original1", ".weight_v")
 # What other methods keep beside their weights.
 _BESIDE = ("scale", "scales", "zero", "zeros", "qzeros", "g_idx", "meta", "nbits", "group_size", "axis", "shape", "packing",
            "weight_scale", "weight_scales", "view_as_float", "compute_dtype", "unpack_view_dtype", "quant_scale", "quant_zero",
@@ -99,6 +102,8 @@ def _find(checkpoint: Checkpoint) -> dict[str, Packed]:
     raw, settings = checkpoint.entries, _settings(checkpoint.config)
     found: dict[str, Packed] = {}
     for name, entry in raw.items():
+        if name.endswith(_DIRECTIONS):
+            found |= _weight_norm(name, checkpoint)
         if entry.dtype not in (*_FP8, *_INTEGERS) or len(entry.shape) < 2:
             continue
         for scheme in (_blocks, _bitsandbytes, _gptq_or_awq, _words, _mlx, _fp4, _scaled, _unknown):
@@ -107,6 +112,18 @@ def _find(checkpoint: Checkpoint) -> dict[str, Packed]:
                 break
     beside = {part for packed in found.values() for key, part in packed.parts.items() if key != "weight"}
     return {name: packed for name, packed in found.items() if packed.parts["weight"] not in beside}
+
+
+def _weight_norm(name: str, checkpoint: Checkpoint) -> dict[str, Packed]:
+    """torch's weight_norm: a weight by its direction and its lengths."""
+    raw, v = checkpoint.entries, checkpoint.entries[name]
+    end = next(end for end in _DIRECTIONS if name.endswith(end))
+    lengths = name.removesuffix(end) + {".weight_v": ".weight_g"}.get(end, end.replace("1", "0"))
+    g = raw[lengths].shape if lengths in raw else None
+    if g is None or (g and (len(g) != len(v.shape) or any(n not in (1, m) for n, m in zip(g, v.shape)))):
+        return {}
+    parts = {"weight": name, "lengths": lengths}
+    return {f"{name.removesuffix(end)}.weight": Packed(v.shape, parts, partial(_by, number_formats.from_weight_norm, "v"))}
 
 
 def _logical(name: str) -> str:
