@@ -78,6 +78,18 @@ def test_bits_a_byte_where_the_text_is_known(tmp_path):
     assert summary(run)["bits_per_byte"] == pytest.approx(2.8 / 4 / math.log(2))
 
 
+def test_runs_of_different_tokenizers_are_drawn_in_bits_a_byte(tmp_path):
+    rows = [{"step": s, "tokens": s, "seconds": s, "loss": 4.0, "val_loss": 4.0} for s in (39, 40)]
+    byte, bpe = (make(tmp_path / name, rows, name, data={"tokenizer": name}) for name in ("byte", "bpe"))
+    assert "do not compare" in words(run_page(read_runs([byte, bpe])))
+    for folder, size in ((byte, 1.0), (bpe, 4.0)):
+        (folder / "environment.json").write_text(json.dumps({"bytes_per_token": size}))
+    page = run_page(read_runs([byte, bpe]))
+    drawn = {row["run"]: row["val_loss"] for row in json.loads(page._figures["val-loss-tokens"]["data"]["values"])}
+    assert drawn == {"byte": pytest.approx(4 / math.log(2), rel=1e-5), "bpe": pytest.approx(1 / math.log(2), rel=1e-5)}
+    assert "loss (bits a byte)" in json.dumps(page._figures) and "do not compare" not in words(page)
+
+
 def test_best_is_not_last(tmp_path):
     rows = [{"step": 1, "loss": 2.0, "val_loss": 1.5}, {"step": 2, "loss": 2.0, "val_loss": 1.8}]
     row = summary(make(tmp_path / "a", rows))

@@ -8,6 +8,7 @@ group of tensors that differ only by their layer.
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections import Counter
@@ -105,17 +106,29 @@ def _measured(runs: Sequence[Run]) -> list[str]:
     return [key for key in keys if key not in _NOT_MEASURES]
 
 
+def _units(runs: Sequence[Run]) -> tuple[str, dict[str, float]]:
+    """The unit in which the runs' losses compare, and by what each run's nats a token are multiplied."""
+    sizes = {run.name: run.environment.get("bytes_per_token") for run in runs}
+    if len(set(sizes.values())) == 1 or None in sizes.values():
+        return "nats a token", dict.fromkeys(sizes, 1.0)
+    return "bits a byte", {name: 1 / (size * math.log(2)) for name, size in sizes.items()}
+
+
 def _losses(page: Page, runs: Sequence[Run]) -> None:
+    unit, factors = _units(runs)
+    words = {run.recipe.get("data", {}).get("tokenizer") for run in runs}
+    if unit == "nats a token" and len(words) > 1:
+        page.flags([f"Losses are nats a token of different tokenizers ({', '.join(map(str, words))}), which do not compare."])
     half_life = min(len(run.metrics) for run in runs) / 100
     if any(_lines(_rows(runs, key, x)) for key in ("loss", "val_loss") for x in ("tokens", "seconds")):
         page.section("Loss")
     for x, width in (("tokens", 1), ("seconds", 0.5)):
         for key, name in (("loss", "Training loss"), ("val_loss", "Validation loss")):
-            rows = _rows(runs, key, x)
+            rows = [{**row, key: row[key] * factors[row["run"]]} for row in _rows(runs, key, x)]
             if not _lines(rows):
                 continue
             smoothing = half_life if key == "loss" and half_life >= 1 else 0
-            chart = curves(rows, x, Axis(key, "loss (nats a token)"), _by_run(runs), f"{name} over {x}",
+            chart = curves(rows, x, Axis(key, f"loss ({unit})"), _by_run(runs), f"{name} over {x}",
                            line=Line(len(rows) < 60 * len(runs), half_life=smoothing, focus=0.05),
                            size=(680 if width == 1 else 330, 260))
             told = f"Thick: exponential mean, half-life {smoothing:.0f} points. Faint: every point."
