@@ -1,13 +1,15 @@
-"""Several gloo processes for tests: one start of the processes runs many cases, since the start is what takes time."""
+"""Several gloo processes for tests, started once for all of them, since the start is what takes time."""
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
+import multiprocessing.connection
+import sys
+import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from gnomon import data, sharding
 from gnomon.models import Transformer
@@ -66,18 +68,60 @@ def steps(settings, ranks: Ranks = ALONE, *, count=4, double=False, ragged=False
 
 
 def spawn(world: int, work, *arguments) -> list:
-    """What `work(rank, world, *arguments)` returns on each of `world` processes; they share a barrier as `work.barrier`."""
+    """What `work(rank, world, barrier, *arguments)` returns on each of the first `world` processes, which share the barrier.
+
+    The processes are started once a session and live to its end, unless one fails: then all are gone.
+    """
+    pipes, *_ = processes = _processes()
+    asked = pipes[:world]
+    for pipe in asked:
+        pipe.send((sys.path, work, world, arguments))
+    waiting = {pipe: rank for rank, pipe in enumerate(asked)}
+    while waiting:
+        for pipe in multiprocessing.connection.wait(list(waiting)):
+            try:
+                failure = pipe.recv()
+            except (EOFError, OSError):
+                failure = "it ended without a word"
+            if failure:
+                _stop(processes)
+                raise AssertionError(f"process {waiting[pipe]} of {world}: {failure}")
+            del waiting[pipe]
+    return [torch.load(Path(arguments[0]) / f"answer.{rank}", weights_only=False) for rank in range(world)]
+
+
+@functools.cache
+def _processes(count: int = 4):
+    """(a pipe to each, the processes, their barriers: those must be held here for the processes to find them)."""
     context = multiprocessing.get_context("spawn")
-    folder = arguments[0]
-    barrier = context.Barrier(world)
-    mp.start_processes(_enter, (world, work, barrier, arguments), nprocs=world, start_method="spawn")
-    return [torch.load(Path(folder) / f"answer.{rank}", weights_only=False) for rank in range(world)]
+    barriers = {world: context.Barrier(world) for world in range(1, count + 1)}
+    ours, theirs = zip(*(context.Pipe() for _ in range(count)))
+    processes = [context.Process(target=_serve, args=(r, theirs[r], barriers), daemon=True) for r in range(count)]
+    for process, pipe in zip(processes, theirs):
+        process.start()
+        pipe.close()
+    return ours, processes, barriers
 
 
-def _enter(rank, world, work, barrier, arguments):
+def _stop(processes) -> None:
+    for process in processes[1]:
+        process.terminate()
+    _processes.cache_clear()
+
+
+def _serve(rank, pipe, barriers):
     torch.set_num_threads(1)
-    answer = work(rank, world, barrier, *arguments)
-    torch.save(answer, Path(arguments[0]) / f"answer.{rank}")
+    while True:
+        try:
+            path, work, world, arguments = pipe.recv()
+        except EOFError:
+            return
+        sys.path[:] = path
+        try:
+            torch.save(work(rank, world, barriers[world], *arguments), Path(arguments[0]) / f"answer.{rank}")
+            pipe.send(None)
+        except BaseException:
+            pipe.send(traceback.format_exc())
 
 
 class Group:

@@ -127,7 +127,7 @@ def test_progress_tells_rate_and_eta(monkeypatch, capsys):
 
 def test_foreign_text_is_printable(capsys):
     assert printable("plain: naïve 日本 👩‍👩\nsecond line") == "plain: naïve 日本 👩‍👩\nsecond line"
-    assert printable("a\x1b[31mred\r\t\x07\x9b1m\u202egnp\udcff") == "a\\x1b[31mred\\r\\t\\x07\\x9b1m\\u202egnp\\udcff"
+    assert printable("a\x1b[31mred\r\t\x07\x9b1m\u202egnp\udcff") == "a\\x1b[31mred\\r\t\\x07\\x9b1m\\u202egnp\\udcff"
     assert printable("no " + "x" * 100_000 + " there") == f"no {'x' * 200}…{'x' * 50} (100,000 characters) there"
     assert len(printable("long name " * 10_000)) < 300
     report.show([{"name": "w\x1b[2J" + "y" * 1000}], title="of \x1b]0;t\x07")

@@ -165,7 +165,8 @@ def generate(
     """
     model, tokenizer, _ = evaluation.load(run, device=device)
     for piece in evaluation.generate(model, tokenizer, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed):
-        print(piece, end="", flush=True)
+        # An untrained model writes escape codes too; into a file they may go.
+        print(printable(piece) if sys.stdout.isatty() else piece, end="", flush=True)
     print()
 
 

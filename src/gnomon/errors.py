@@ -75,8 +75,8 @@ def refused(error: OSError) -> UserError | None:
     return UserError(f"{where}{error.strerror}. {_REMEDIES.get(error.errno, '')}".rstrip())
 
 
-# Control characters except the line break, halves of surrogate pairs, and marks that change the order of what follows.
-_UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except the line break and the tab, halves of surrogate pairs, and marks that change the order of what follows.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _OVERLONG = re.compile(r"\S{500,}"), re.compile(r".{5000,}")
 
 

@@ -23,6 +23,11 @@ def quantity(value: float, unit: str = "") -> str:
     return f"{value:.3g} {unit}".rstrip()
 
 
+def tell(text: str) -> None:
+    """A line for the user beside the output of a command."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
 class Progress:
     """Counts work done and tells how long the rest will take.
 

@@ -161,10 +161,11 @@ def test_files_of_other_kinds_are_counted(tmp_path, capsys):
         (tmp_path / "in" / name).write_text("text")
     os.mkfifo(tmp_path / "in" / "pipe.txt")
     (tmp_path / "in" / "gone.txt").symlink_to("nowhere")
+    (tmp_path / "in" / "empty.txt").touch()
     for number, source in enumerate([tmp_path / "in", str(tmp_path / "in/**/*"), [tmp_path / "in"]]):
         prepare(source, tmp_path / f"out{number}", tokenizer="byte", val_fraction=0)
         said = capsys.readouterr().err
-        assert "left out: 6 files of other kinds (2 .md, 2 pipe or broken link, " in said and "1 .csv" in said and "1 README" in said
+        assert "left out: 7 files of other kinds (2 .md, 2 pipe or broken link, 1 empty, 1 README, 1 .csv)" in said
         assert open_tokens(tmp_path / f"out{number}")[:].tolist() == expected(["text"])
     (tmp_path / "in" / "a.txt").unlink()
     with pytest.raises(UserError, match=r"holds no \.txt.*There: 2 \.md"):

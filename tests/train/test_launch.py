@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -9,11 +11,14 @@ import socket
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 import torch
+from parallel_cases import spawn
 from safetensors.torch import load_file
 
+from gnomon import cli
 from gnomon.run_folder import checkpoint_folders, read_metrics
 from gnomon.train import checkpoint_layout
 
@@ -32,23 +37,33 @@ def command(folder, *more):
     return ["-m", "gnomon", "train", "tiny", "--out", str(folder), *settings]
 
 
-def launch(*arguments, world=2):
-    """What torchrun does, without its agent."""
+def environments(world):
+    """What torchrun tells each process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    shared["PYTHONFAULTHANDLER"] = "1"
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
+def launch(*arguments, world=2):
+    """What torchrun does, without its agent."""
     return [
         subprocess.Popen(
             [sys.executable, *arguments],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | environment | {"PYTHONFAULTHANDLER": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(world)
+        for environment in environments(world)
     ]
+
+
+def work(rank, world, barrier, folder, told, arguments):
+    """The command in a process that lives on: exit code and stderr."""
+    with mock.patch.dict(os.environ, told[rank]), contextlib.redirect_stderr(io.StringIO()) as err:
+        return cli.main(arguments), err.getvalue()
 
 
 def wait_for_step(folder, step, processes):
@@ -100,9 +115,10 @@ def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
     newest = checkpoint_folders(folder)[-1]
     assert checkpoint_layout.damage(newest) is None and left - int(newest.name.split("-")[1]) <= 20 and left < STEPS
 
-    for where in (folder, tmp_path / "whole"):
-        (((out, err), code), ((quiet, _), other)) = ends(launch(*command(where)))
-        assert code == other == 0 and quiet == "" and "wrote" in out, (out, err)
+    (((out, err), code), ((quiet, _), other)) = ends(launch(*command(folder)))
+    assert code == other == 0 and quiet == "" and "wrote" in out, (out, err)
+    answers = spawn(2, work, str(tmp_path), environments(2), command(tmp_path / "whole")[2:])
+    assert [code for code, _ in answers] == [0, 0], answers
     one, two = weights(folder), weights(tmp_path / "whole")
     assert all(torch.equal(one[name], two[name]) for name in two)
     assert [m["step"] for m in read_metrics(folder)] == list(range(1, STEPS + 1))
@@ -111,7 +127,8 @@ def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
 
 def test_mistakes_are_told_before_anything_is_written(tmp_path):
     for mistake, words in (("data.batch=5", "multiple of 2"), ("data.train=gone", "gone"), ("data.btch=4", "data.batch")):
-        ((_, err), code), ((_, silent), other) = ends(launch(*command(tmp_path / "run", mistake)))
+        arguments = command(tmp_path / "run", mistake)[2:]
+        (code, err), (other, silent) = spawn(2, work, str(tmp_path), environments(2), arguments)
         assert code == other == 2 and words in err and "Traceback" not in err + silent
         # Both meet it, one tells it.
         assert err.count("gnomon:") == 1 and silent == ""

@@ -71,7 +71,7 @@ class LocalFiles(Source):
 
 def find(source: str | os.PathLike | Iterable[str | os.PathLike]) -> tuple[list[Path], Counter[str]]:
     """The files of a path, a folder (read recursively), a glob, or a list of these, in order of name; and how many of
-    each other kind (by suffix) a folder or a glob holds, which are not read.
+    each other kind (by suffix; empty ones) a folder or a glob holds, which are not read.
 
     Raises:
         UserError: nothing there, or a kind of file that gnomon does not read.
@@ -94,7 +94,7 @@ def find(source: str | os.PathLike | Iterable[str | os.PathLike]) -> tuple[list[
         near = path.parent.iterdir() if path.parent.is_dir() else ()
         missing = f"{source}: no such file or folder. {suggest(path.name, [item.name for item in near][:50])}"
     there = sorted({file for file in there if not file.name.startswith(".")})
-    found = [file for file in there if _kind(file) and file.is_file()]
+    found = [file for file in there if _kind(file) and file.is_file() and file.stat().st_size]
     others = Counter(_other_kind(file) for file in sorted({*there} - {*found}))
     if not found:
         raise UserError(missing + (f". There: {counted(others)}." if others else ""))
@@ -107,7 +107,9 @@ def counted(kinds: Counter[str]) -> str:
 
 
 def _other_kind(path: Path) -> str:
-    return (path.suffix or path.name) if path.is_file() else "pipe or broken link"
+    if not path.is_file():
+        return "pipe or broken link"
+    return "empty" if _kind(path) else path.suffix or path.name
 
 
 def _raise(error: OSError) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +18,7 @@ from gnomon.data.tokenfile import MAX_TOKENS
 from gnomon.data.tokenizers import Tokenizer
 from gnomon.data.tokenizers import tokenizer as open_tokenizer
 from gnomon.errors import UserError
-from gnomon.progress import quantity
+from gnomon.progress import quantity, tell
 
 
 def prepare(
@@ -86,15 +85,15 @@ def prepare(
     }
     job = Conversion(Path(out), text, opened, shard_tokens, workers)
     if job.begin(settings):
-        print(_size_estimate(text, opened, shard_tokens, limit, job.out), file=sys.stderr, flush=True)
+        tell(_size_estimate(text, opened, shard_tokens, limit, job.out))
     val = job.run("val", None if limit is None else round(limit * val_fraction))
     train = job.run("train", None if limit is None else limit - val.tokens)
     left_out = _left_out(text, others)
     if not train.shards:
         raise UserError(f"{text.name} holds no text: nothing was written but {job.out / STATE}. {left_out}".rstrip())
     if left_out:
-        print(left_out, file=sys.stderr, flush=True)
-    print(_summary(job.out, val, train), file=sys.stderr, flush=True)
+        tell(left_out)
+    tell(_summary(job.out, val, train))
     return [job.out / name for name in [*val.shards, *train.shards]]
 
 
