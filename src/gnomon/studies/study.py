@@ -230,7 +230,7 @@ def rates(study: Study, variant: Variant, measured: Measured) -> list[float]:
     variant = resolved(study, variant, measured) or variant
     grid = list(variant.rates)
     for _ in range(study.widen if len(grid) > 1 else 0):
-        scores = {r: measured[run].score for r in grid if (run := _run(variant, r, TUNING_SEED, study.tuning)) in measured}
+        scores = {r: measured[run].score for r in grid if (run := _tuning_run(variant, r)) in measured}
         if len(scores) < len(grid):
             break
         best = min(grid, key=lambda r: scores[r])
@@ -251,7 +251,7 @@ def best_rate(study: Study, variant: Variant, measured: Measured) -> float:
     grid = rates(study, variant, measured)
     if len(grid) == 1:
         return grid[0]
-    return min(grid, key=lambda rate: measured[_run(variant, rate, TUNING_SEED, study.tuning)].score)
+    return min(grid, key=lambda rate: measured[_tuning_run(variant, rate)].score)
 
 
 def at_edge(study: Study, variant: Variant, measured: Measured) -> bool:
@@ -283,9 +283,13 @@ def _run(variant: Variant, rate: float, seed: int, share: float) -> PlannedRun:
     return PlannedRun(variant.name, rate, seed, variant.recipe.at(rate, seed).shortened(share))
 
 
+def _tuning_run(variant: Variant, rate: float) -> PlannedRun:
+    """To look a tuning run up by: recipes are not compared, and making one takes a millisecond of checks."""
+    return PlannedRun(variant.name, float(f"{rate:.3g}"), TUNING_SEED, None)
+
+
 def _score(variant: Variant, measured: Measured) -> Callable[[Rung], float | None]:
     def score(rung: Rung) -> float | None:
-        # Recipes are not compared, so none is made here: this is asked often.
         rate = dict(rung.trial).get("optim.lr", variant.recipe.optim.lr)
         found = measured.get(PlannedRun(variant.name, rate, TUNING_SEED + rung.number, None, rung.trial))
         return None if found is None else found.score
