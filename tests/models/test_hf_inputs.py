@@ -62,6 +62,16 @@ def test_packed_sequences_do_not_see_one_another(name, packing):
     torch.testing.assert_close(found, torch.cat([model(part).logits for part in parts], 1), rtol=1e-4, atol=1e-4)
 
 
+def test_packing_has_no_padding_and_no_cache():
+    model, x = wrapped("llama-geonorm"), tokens(batch=1, length=6)
+    ends = torch.tensor([0, 4, 6])
+    with pytest.raises(UserError, match="cu_seq_lens_q.*leave out attention_mask"):
+        model(x, cu_seq_lens_q=ends, attention_mask=torch.ones_like(x))
+    cache = model(x, use_cache=True)[1]
+    with pytest.raises(UserError, match="no cache"):
+        model(x, cu_seq_lens_q=ends, cache=cache)
+
+
 def test_the_flattening_collator_trains_as_single_rows_do():
     """Longer in all than the context, which no sequence is; the loss of all is the mean over all labels."""
     model, lengths = wrapped("llama-sphere"), (20, 9, 28)
@@ -275,6 +285,17 @@ def test_quantised_linears_are_called():
     assert "quantized" in type(quantised.lm_head).__module__
     error = (quantised(x).logits - model(x).logits).norm() / model(x).logits.norm()
     assert 0 < error < 0.2
+
+
+@pytest.mark.parametrize("name", ["llama-sphere", "gpt2-pre-norm"])
+def test_compiled_whole(name):
+    model, x = wrapped(name), tokens(length=8)
+    expected = model(x, labels=x)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    out = compiled(x, labels=x, position_ids=torch.arange(8)[None], use_cache=False)
+    torch.testing.assert_close(out.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    out.loss.backward()
+    torch.testing.assert_close(out.loss, expected.loss)
 
 
 def test_json_of_a_config_stays_plain(tmp_path):

@@ -151,7 +151,7 @@ def test_what_it_cannot_do_is_refused():
     model, x = wrapped("llama-geonorm"), tokens()
     with pytest.raises(UserError, match="do not fit the context of 32"):
         model(tokens(length=33))
-    for mask in (torch.ones(2, 20), torch.ones(2, 24, 24)):
+    for mask in (torch.ones(2, 20), torch.ones(2, 24, 24), torch.ones(2, 1, 20, 24)):
         with pytest.raises(UserError, match="0 for padding"):
             model(x, attention_mask=mask)
     with pytest.raises(UserError, match="cache that grows"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,7 +79,8 @@ class Stack(nn.Module):
 
     Attributes:
         config: the settings, or anything with their names.
-        embed, positions: of tokens and of places; `positions` is None for rotary ones.
+        embed: of tokens.
+        positions, rope: of places; learned rows, or the function that makes the table of rotary ones.
         blocks: each joins the stream twice.
         entry, exit: what the residual wants before and after the blocks.
     """
@@ -86,6 +88,7 @@ class Stack(nn.Module):
     config: Any
     embed: nn.Module
     positions: nn.Module | None
+    rope: Callable[[Tensor], tuple[Tensor, Tensor]] | None
     blocks: nn.ModuleList
     entry: nn.Module
     exit: nn.Module
@@ -139,7 +142,7 @@ class Stack(nn.Module):
             x_BTD = x_BTD + self.positions(place)
         if self.config.stream == "compute" and torch.is_autocast_enabled(x_BTD.device.type):
             x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
-        rope = None if self.positions is not None else rope_table(place, self.config.d_head, self.config.rope_base)
+        rope = None if self.rope is None else self.rope(place)
         h_BTD = self.entry(x_BTD)
         for index, block in enumerate(self.blocks):
             if seen is not None:
@@ -163,6 +166,7 @@ class Transformer(Stack):
         self.config = c = config
         self.embed = Embedding(c.vocab_size, c.width)
         self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
+        self.rope = None if self.positions is not None else partial(rope_table, d_head=c.d_head, base=c.rope_base)
         self.blocks = nn.ModuleList((block or Block)(c, index) for index in range(c.layers))
         self.entry = self.blocks[0].join_attention.entry()
         self.exit = self.blocks[-1].join_mlp.exit()

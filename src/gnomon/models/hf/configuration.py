@@ -45,7 +45,7 @@ class GnomonConfig(PreTrainedConfig):
         "initializer_range": "init_std",
     }
     kv_heads = _worked_out("kv_heads", "n_kv_heads")
-    head_dim = d_head = _worked_out("head_dim", "d_head")
+    head_dim = _worked_out("head_dim", "d_head")
     mlp_width = _worked_out("mlp_width", "d_mlp")
 
     def __init__(self, use_cache: bool = True, **values: Any):

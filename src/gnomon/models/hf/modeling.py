@@ -6,6 +6,7 @@ Legend: B batch, T tokens, S tokens seen (T plus those in the cache), H query he
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from transformers.utils import can_return_tuple, logging
 
 from gnomon.errors import UserError
 from gnomon.models.hf.configuration import GnomonConfig
-from gnomon.models.transformer import Block, Explicit, Stack, Transformer, causal_mask, places, soft_cap
+from gnomon.models.hf.inputs import check_names, kept, places_and_mask
+from gnomon.models.transformer import Block, Explicit, Stack, Transformer, soft_cap
 
 logger = logging.get_logger(__name__)
 
@@ -28,10 +30,6 @@ _CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else 
 
 # The head lay inside the model until 0.1, and lies there in the checkpoints of runs.
 _FORMER_NAMES = {r"^(?:model\.)?head\.weight$": "lm_head.weight", r"^(?:model\.)?head_bias$": "lm_head.bias"}
-
-# What trainers and collators send along, and what of it changes nothing here.
-_SEGMENTS = ("seq_idx", "cu_seq_lens_q")
-_WITHOUT_EFFECT = ("cu_seq_lens_k", "max_length_q", "max_length_k", "output_router_logits", "num_items_in_batch")
 
 
 class GnomonBlock(Block, GradientCheckpointingLayer):
@@ -91,8 +89,8 @@ class GnomonModel(GnomonPreTrainedModel, Stack):
     def __init__(self, config: GnomonConfig, whole: Transformer | None = None):
         super().__init__(config)
         whole = Transformer(config.settings(), GnomonBlock) if whole is None else whole
-        self.embed, self.positions, self.blocks = whole.embed, whole.positions, whole.blocks
-        self.entry, self.exit = whole.entry, whole.exit
+        self.embed, self.positions, self.rope = whole.embed, whole.positions, whole.rope
+        self.entry, self.blocks, self.exit = whole.entry, whole.blocks, whole.exit
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -133,10 +131,12 @@ class GnomonModel(GnomonPreTrainedModel, Stack):
         Raises:
             UserError: a place beyond the context, a mask or cache of another kind, or an argument without a meaning here.
         """
-        _check_names(others)
+        check_names(others)
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("give either input_ids or inputs_embeds")
         x_BTD = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        if past_key_values is not None and _CACHE == "cache":
+            warnings.warn("`past_key_values` is deprecated in transformers. Use `cache` instead.", FutureWarning, stacklevel=2)
         past = cache if cache is not None else past_key_values
         recomputes = self.training and torch.is_grad_enabled() and any(block.gradient_checkpointing for block in self.blocks)
         if past is None and (use_cache if use_cache is not None else self.config.use_cache and not self.training):
@@ -145,7 +145,10 @@ class GnomonModel(GnomonPreTrainedModel, Stack):
             raise UserError("a gnomon model keeps keys and values in a cache that grows; use cache_implementation='dynamic'")
         if past is not None and recomputes:
             raise UserError("gradient checkpointing runs each block twice, which a cache would note twice; use use_cache=False")
-        place, mask = self._places(x_BTD, attention_mask, position_ids, past, others)
+        held = 0 if past is None else past.get_seq_length()
+        place, mask = places_and_mask(
+            x_BTD.shape[1], held, self.config.context, x_BTD.device, attention_mask, position_ids, others
+        )
 
         explicit = Explicit() if self.config._attn_implementation == "eager" else None
         if self.config.output_attentions if output_attentions is None else output_attentions:
@@ -162,28 +165,6 @@ class GnomonModel(GnomonPreTrainedModel, Stack):
             attentions=None if explicit is None or explicit.weights is None else tuple(explicit.weights),
             **{_CACHE: past},
         )
-
-    def _places(
-        self, x_BTD: Tensor, mask: Tensor | None, place: Tensor | None, past: Any, others: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Positions and mask as `Stack.through` takes them; no mask where there is no need, which is faster."""
-        T, device, held = x_BTD.shape[1], x_BTD.device, 0 if past is None else past.get_seq_length()
-        segment_BT = _segments(T, place, others) if mask is None and not held else None
-        found = keep_BS = None
-        if segment_BT is not None:
-            found = causal_mask(T, T, device) & (segment_BT[:, None, :, None] == segment_BT[:, None, None, :])
-            # The first token of a segment lies where the segment number is first reached.
-            place = torch.arange(T, device=device) - torch.searchsorted(segment_BT, segment_BT) if place is None else place
-        elif mask is not None and mask.ndim == 4:
-            found = mask if mask.is_floating_point() else _seeing(mask.bool())
-        elif mask is not None:
-            keep_BS = _padding(mask, held + T)
-            found = None if keep_BS is None else causal_mask(T, held + T, device, keep_BS)
-        known = place is not None and not torch.compiler.is_compiling()
-        last = int(place.max()) + 1 if known else 0 if place is not None else held + T  # type: ignore[union-attr]
-        if last > self.config.context:
-            raise UserError(f"{last} tokens do not fit the context of {self.config.context}")
-        return places(T, held, device, keep_BS) if place is None else place, found
 
 
 class GnomonForCausalLM(GnomonPreTrainedModel, GenerationMixin):
@@ -266,7 +247,7 @@ class GnomonForCausalLM(GnomonPreTrainedModel, GenerationMixin):
             return_dict=True,
             **others,
         )
-        h_BTD = _kept(out.last_hidden_state, logits_to_keep)
+        h_BTD = kept(out.last_hidden_state, logits_to_keep)
         logits_BTV = soft_cap(self.lm_head(h_BTD), self.config.head_softcap)
         loss = None
         if labels is not None or shift_labels is not None:
@@ -284,50 +265,3 @@ class GnomonForCausalLM(GnomonPreTrainedModel, GenerationMixin):
             attentions=out.attentions,
             **{_CACHE: out[_CACHE] if _CACHE in out else None},
         )
-
-
-def _check_names(others: dict[str, Any]) -> None:
-    if others.get("is_causal") is False:
-        raise UserError("is_causal=False: a gnomon model looks back only")
-    for name in others.keys() - {*_SEGMENTS, *_WITHOUT_EFFECT, "is_causal"}:
-        raise UserError(f"a gnomon model has no argument {name!r}")
-
-
-def _kept(h_BTD: Tensor, which: int | Tensor) -> Tensor:
-    if isinstance(which, int):
-        return h_BTD[:, slice(-which, None)]
-    if which.ndim == 1:
-        return h_BTD[:, which]
-    return h_BTD[which] if which.dtype == torch.bool else torch.take_along_dim(h_BTD, which[..., None], dim=1)
-
-
-def _segments(T: int, place: Tensor | None, others: dict[str, Any]) -> Tensor | None:
-    """Which of several packed sequences a token belongs to, (B or 1, T), rising; None for one sequence."""
-    if (number_BT := others.get("seq_idx")) is not None:
-        return number_BT
-    if (ends := others.get("cu_seq_lens_q")) is not None:
-        return torch.searchsorted(ends[1:], torch.arange(T, device=ends.device, dtype=ends.dtype), right=True)[None]
-    if place is None:
-        return None
-    begins_BT = torch.diff(place, prepend=place[:, :1] - 1) != 1
-    if not torch.compiler.is_compiling() and not bool(begins_BT.any()):
-        return None
-    return begins_BT.cumsum(-1)
-
-
-def _seeing(mask: Tensor) -> Tensor:
-    """Rows that may look at nothing look at themselves: a softmax over nothing is NaN."""
-    T, S = mask.shape[-2:]
-    own_TS = torch.ones(T, S, dtype=torch.bool, device=mask.device).tril(S - T).triu(S - T)
-    return mask | (own_TS & ~mask.any(-1, keepdim=True))
-
-
-def _padding(mask: Tensor, S: int) -> Tensor | None:
-    """True for tokens, (B, S); None where there is no padding."""
-    if mask.ndim != 2 or mask.shape[1] != S:
-        raise UserError(
-            f"attention_mask must be (batch, {S}), 0 for padding, or (batch, heads, tokens, {S}); got {tuple(mask.shape)}"
-        )
-    if not torch.compiler.is_compiling() and bool(mask.all()):
-        return None
-    return mask.bool()
