@@ -70,13 +70,14 @@ def test_dequantised_values(tmp_path, kind):
         np.testing.assert_allclose(read.numpy(), array, atol=tolerance, rtol=tolerance)
 
 
-def test_llama_rows_are_put_back(tmp_path):
+@pytest.mark.parametrize("architecture", ["llama", "granite"])
+def test_llama_rows_are_put_back(tmp_path, architecture):
     tensors = some()
     stored = dict(tensors)
     for name in tensors:
         if "attn_q" in name or "attn_k" in name:
             stored[name] = permute(tensors[name], 4 if "attn_q" in name else 2)
-    checkpoint = open_checkpoint(write(tmp_path / "m.gguf", stored, "llama"))
+    checkpoint = open_checkpoint(write(tmp_path / "m.gguf", stored, architecture))
     for name, array in tensors.items():
         np.testing.assert_array_equal(checkpoint.read(name).numpy(), array)
 

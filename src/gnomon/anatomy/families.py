@@ -670,7 +670,7 @@ _BY_TYPE: dict[str, Family] = {kind: family for family in (*FAMILIES, BAILING) f
 
 def family_of_type(model_type: str | None) -> Family | None:
     """The row of a config's `model_type`; GGUF architectures of which nothing special is known share one."""
-    kind = model_type or ""
+    kind = str(model_type or "")
     return _BY_TYPE.get(kind) or (GGUF if kind.startswith("gguf:") else None)
 
 

@@ -22,7 +22,7 @@ from gnomon.files import check_readable
 
 # The converter to GGUF reorders the rows of q and k inside each head for these architectures (its rotary
 # embedding pairs neighbours, Hugging Face's pairs halves). Undone here, so that both forms of a model agree.
-_PERMUTED = {"llama"}
+_PERMUTED = {"llama", "granite", "granitemoe"}
 
 # struct codes of the scalar types of metadata, by number; 8 is a string, 9 an array.
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}

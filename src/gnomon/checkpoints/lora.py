@@ -151,7 +151,10 @@ def _factors(adapter: Checkpoint, config: Mapping[str, Any]) -> list[Factors]:
 def _number(config: Mapping[str, Any], key: str, patterns: str, module: str, otherwise: Any) -> Any:
     """A number of adapter_config.json, where a pattern may give a module one of its own."""
     found = [config.get(key)]
-    for pattern, value in (config.get(patterns) or {}).items():
+    own = config.get(patterns) or {}
+    if not isinstance(own, Mapping):
+        raise UserError(f"{patterns} of adapter_config.json is {own!r}; expected a table from patterns to numbers.")
+    for pattern, value in own.items():
         try:
             # As peft reads it: the whole name, or its end after a dot.
             if re.match(rf"(.*\.)?({pattern})$", _plain(module)):

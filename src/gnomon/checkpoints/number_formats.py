@@ -188,10 +188,14 @@ def from_bitsandbytes(
     """
     codes = packed.flatten()
     values = table.float()[torch.stack((codes >> 4, codes & 0x0F), -1).flatten().long()]
+    size = math.prod(shape)
+    if size > len(values) or absmax.numel() != -(-size // block):
+        raise UserError(f"holds {len(values)} numbers in {absmax.numel()} blocks of {block}, and says {size_text(shape)}.")
     if nested is not None:
         inner, largest, length, offset = nested
-        absmax = inner.float()[absmax.long()] * largest.float().repeat_interleave(length)[: absmax.numel()] + offset
-    size = math.prod(shape)
+        group = torch.arange(absmax.numel()) // length
+        absmax = inner.float()[absmax.flatten().long()] * largest.float()[group] + offset
+    block = min(block, size)
     return (values[:size] * absmax.float().repeat_interleave(block)[:size]).reshape(shape)
 
 

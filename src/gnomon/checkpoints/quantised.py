@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gnomon.checkpoints import number_formats
-from gnomon.checkpoints.checkpoint import Buffer, Checkpoint, Entry
+from gnomon.checkpoints.checkpoint import Buffer, Checkpoint, Entry, size_text
 from gnomon.errors import UserError
 
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
@@ -28,6 +29,8 @@ _INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32")
 _SCALES = ("weight_scale_inv", "scale_inv", "weight_scale", "scales", "scale", "SCB")
 # Where torch's weight_norm keeps directions: as a parametrization, and before there were those.
 _DIRECTIONS = (".parametrizations.weight.original1", ".weight_v")
+# What sizes and settings that make no sense raise.
+_ODD = (ValueError, TypeError, AttributeError, KeyError, ArithmeticError)
 # What other methods keep beside their weights.
 _BESIDE = ("scale", "scales", "zero", "zeros", "qzeros", "g_idx", "meta", "nbits", "group_size", "axis", "shape", "packing",
            "weight_scale", "weight_scales", "view_as_float", "compute_dtype", "unpack_view_dtype", "quant_scale", "quant_zero",
@@ -88,8 +91,11 @@ def dequantised(checkpoint: Checkpoint) -> Checkpoint:
             tensors[key] = checkpoint.load(part, buffer if key == "weight" else None, one)
         try:
             matrix = packed.decode(**tensors)
-        except (UserError, RuntimeError, IndexError) as error:
-            raise UserError(f"{raw[stored].file}: {stored!r} {str(error).splitlines()[0]}") from None
+            expected = packed.shape[1:] if alone else packed.shape
+            if tuple(matrix.shape) != expected:
+                raise UserError(f"and the tensors beside it make {size_text(matrix.shape)} and not {size_text(expected)}.")
+        except (*_ODD, RuntimeError, IndexError) as error:
+            raise UserError(f"{raw[stored].file}: {stored!r} {(str(error) or type(error).__name__).splitlines()[0]}") from None
         return matrix if alone or index is None else matrix[index]
 
     methods = sorted({_method(packed) for packed in found.values()} - {""})
@@ -107,7 +113,15 @@ def _find(checkpoint: Checkpoint) -> dict[str, Packed]:
         if entry.dtype not in (*_FP8, *_INTEGERS) or len(entry.shape) < 2:
             continue
         for scheme in (_blocks, _bitsandbytes, _gptq_or_awq, _words, _mlx, _fp4, _scaled, _unknown):
-            if packed := scheme(name, checkpoint, settings):
+            try:
+                packed = scheme(name, checkpoint, settings)
+            except UserError:
+                raise
+            except _ODD as error:
+                packed = _refusal(name, entry, f"goes with settings that cannot be used ({type(error).__name__}: {error}).")
+            if packed and not (min(packed.shape) > 0 and math.prod(packed.shape) <= 64 * entry.nbytes):
+                packed = _refusal(name, entry, f"is said to be {size_text(packed.shape)}, which its {entry.nbytes} bytes cannot hold.")
+            if packed:
                 found[_logical(name)] = packed
                 break
     beside = {part for packed in found.values() for key, part in packed.parts.items() if key != "weight"}

@@ -66,10 +66,14 @@ def read_file(path: Path, notes: list[str] | None = None) -> dict[str, Stored]:
         UserError: not a torch file, damaged, or it asks for code to be run.
     """
     notes = [] if notes is None else notes
-    zipped = zipfile.is_zipfile(check_readable(path))
-    if zipped:
-        _check_archive(path)
-    else:
+    try:
+        if zipped := zipfile.is_zipfile(check_readable(path)):
+            _check_archive(path)
+    except UserError:
+        raise
+    except Exception as error:  # of any kind on a damaged archive
+        raise UserError(f"{path} is a damaged torch file ({type(error).__name__}: {error}). Download it again.") from None
+    if not zipped:
         _check_pickle(path)
         notes.append(f"{path.name} is in torch's format from before 1.6 and was read whole")
     value = _unpickled(path, map_location="meta" if zipped else "cpu")

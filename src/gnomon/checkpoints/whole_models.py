@@ -41,7 +41,7 @@ def checked(checkpoint: Checkpoint) -> Checkpoint:
         )
     if state := [name for name in entries if _STATE.search(name)]:
         notes.append(f"{len(state)} tensors are training's (such as {state[0]}) and were passed over")
-    if empty := [name for name, entry in entries.items() if entry.shape == (0,)]:
+    if empty := [name for name, entry in entries.items() if 0 in entry.shape]:
         notes.append(
             f"{len(empty)} tensors hold nothing (such as {empty[0]}) and were passed over: DeepSpeed's ZeRO-3 leaves them so where "
             "the weights lie in other files; put them together with its zero_to_fp32.py"
@@ -70,19 +70,19 @@ def check_parts(path: Path) -> None:
 
 def meta_config(params: Mapping[str, Any]) -> dict[str, Any]:
     """config.json's sizes from the `params.json` beside Meta's consolidated.*.pth (facebookresearch/llama, model.py)."""
-    if not {"dim", "n_heads", "n_layers"} <= params.keys():
+    if not all(type(params.get(key)) is int for key in ("dim", "n_heads", "n_layers")):
         return {}
-    wide = int(8 * params["dim"] / 3)
-    wide = int(wide * (params.get("ffn_dim_multiplier") or 1))
-    step = params.get("multiple_of") or 256
+    more = {key: value for key, value in params.items() if isinstance(value, (int, float)) and value > 0}
+    wide = int(int(8 * params["dim"] / 3) * more.get("ffn_dim_multiplier", 1))
+    step = int(more.get("multiple_of", 256)) or 256
     sizes = {
         "hidden_size": params["dim"],
         "num_attention_heads": params["n_heads"],
-        "num_key_value_heads": params.get("n_kv_heads") or params["n_heads"],
+        "num_key_value_heads": more.get("n_kv_heads", params["n_heads"]),
         "num_hidden_layers": params["n_layers"],
-        "intermediate_size": params.get("hidden_dim") or -(-wide // step) * step,
+        "intermediate_size": more.get("hidden_dim") or -(-wide // step) * step,
     }
-    return sizes | ({"vocab_size": params["vocab_size"]} if params.get("vocab_size", -1) > 0 else {})
+    return sizes | ({"vocab_size": more["vocab_size"]} if "vocab_size" in more else {})
 
 
 def _check_whole(checkpoint: Checkpoint) -> None:
