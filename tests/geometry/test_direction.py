@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gnomon
-from gnomon.geometry.steepest import direction
+from gnomon.geometry.steepest import direction, paper_direction
 
 S, D, O, E = gnomon.Stiefel(), gnomon.DGram(), gnomon.Oblique(), gnomon.Euclidean()
 SHAPES = [(64, 16), (16, 64), (48, 16), (32, 16), (16, 16), (15, 15), (12, 1)]
@@ -156,3 +156,12 @@ def test_euclidean_is_muons_own(shape):
     G = gaussian(*shape)
     expected = _zeropower_via_newtonschulz(G, (3.4445, -4.7750, 2.0315), 5, 1e-7).float()
     torch.testing.assert_close(direction(torch.zeros(shape), G, E).A.float(), expected, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", [gnomon.Stiefel, gnomon.DGram, gnomon.Oblique])
+def test_the_papers_solver_is_a_property_of_the_manifold(kind):
+    generator = torch.Generator().manual_seed(0)
+    W, G = kind().random(24, 8, generator=generator), torch.randn(24, 8, generator=generator) / 14
+    asked = direction(W, G, kind(paper=True), steps=3)
+    assert torch.equal(asked.A, paper_direction(W, G, kind()).A)
+    assert not torch.equal(asked.A, direction(W, G, kind(), steps=3).A)

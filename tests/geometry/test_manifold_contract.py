@@ -10,7 +10,7 @@ import torch
 import gnomon
 from gnomon.errors import UserError
 from gnomon.geometry import checks
-from gnomon.geometry.manifolds import MANIFOLDS, from_dict
+from gnomon.geometry.manifolds import MANIFOLDS, from_dict, named
 
 VALUES = {
     "stiefel": gnomon.Stiefel(),
@@ -19,6 +19,7 @@ VALUES = {
     "dgram-cap": gnomon.DGram(floor=0.2, cap=3.0),
     "oblique": gnomon.Oblique(),
     "euclidean": gnomon.Euclidean(),
+    "oblique-paper": gnomon.Oblique(paper=True),
 }
 SHAPES = {"tall": (24, 8), "wide": (8, 24), "square": (16, 16), "odd": (15, 15), "vector": (12, 1)}
 every = pytest.mark.parametrize("manifold", VALUES.values(), ids=VALUES)
@@ -145,3 +146,31 @@ def test_bad_numbers_are_not_hidden(manifold, bad):
     assert not manifold.retract(W).isfinite().all()
     with pytest.raises(UserError, match="NaN or infinite"):
         manifold.project(W)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_cap_scales_the_whole_matrix_down(shape):
+    capped, W = gnomon.Euclidean(cap=1.5), gaussian(*shape)
+    held = capped.retract(W)
+    ratio = held / W
+    torch.testing.assert_close(ratio, ratio[:1, :1].expand(shape))
+    assert capped.violation(held) < 0.05 and capped.violation(W) == pytest.approx(float(torch.linalg.matrix_norm(W, 2)) / 1.5 - 1)
+    small = 0.01 * W
+    assert torch.equal(capped.retract(small), small) and capped.violation(small) == 0
+    assert capped.violation(capped.random(*shape)) < 0.05
+
+
+def test_manifolds_by_name_class_and_value():
+    for name, kind in MANIFOLDS.items():
+        assert named(name) == named(kind) == named(kind()) == kind()
+    for wrong, words in (("stifel", "stiefel"), (3, "a manifold is a value"), (torch.nn.Linear, "a manifold is a value")):
+        with pytest.raises(UserError, match=words):
+            named(wrong)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: gnomon.Euclidean(cap=0.0), lambda: gnomon.DGram(cap=2.0, paper=True), lambda: gnomon.Stiefel(radius=0.0)]
+)
+def test_settings_that_cannot_be_are_told(make):
+    with pytest.raises(UserError):
+        make()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gnomon.optim.clip import clip_logits
 from gnomon.optim.matrix_step import SCALES, advance
-from gnomon.optim.muon import ManifoldMuon, PlacementWarning
+from gnomon.optim.muon import ManifoldMuon, quiet_step
+from gnomon.optim.placement import PlacementWarning
 from gnomon.optim.rules import NAMED, Assignment, Entry, Rule, assign, retarget
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "advance",
     "assign",
     "clip_logits",
+    "quiet_step",
     "retarget",
 ]

@@ -31,18 +31,14 @@ from gnomon.geometry.manifolds import Euclidean, named
 from gnomon.optim import ownership
 from gnomon.optim.groups import Parts, from_plain, groups_of, matched, to_plain
 from gnomon.optim.matrix_step import SCALES, Matrix, advance_all, sized
+from gnomon.optim.placement import place, warn_of
 from gnomon.optim.rules import Assignment, label, more
 
-# Without its hooks: whoever listens to every optimizer hears one step, not two.
-_adamw_step = inspect.unwrap(torch.optim.AdamW.step)
 
-
-class PlacementWarning(UserWarning):
-    """Putting weights on their manifolds changed what they were."""
-
-
-FAR = 0.5
-"""A placement that changes a matrix by more than this share of its norm is warned of."""
+def quiet_step(optimizer: torch.optim.Optimizer) -> None:
+    """A step of an optimizer that is part of another, without hooks: whoever listens to all optimizers hears one."""
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
 
 
 class ManifoldMuon(torch.optim.Optimizer):
@@ -153,47 +149,21 @@ class ManifoldMuon(torch.optim.Optimizer):
         kept = options.keys() | {"params", "param_names", "initial_lr"}
         self.param_groups[-1] = {key: value for key, value in added.items() if key in kept}
         if parts is not None:
-            try:
-                self._place(self.param_groups[-1], parts)
-            except UserError:
-                self.param_groups.pop()
-                raise
+            self._place(self.param_groups[-1], parts)
         if hasattr(self, "_adamw"):
             self._link()
 
-    @torch.no_grad()
     def _place(self, group: dict[str, Any], parts: Parts) -> None:
-        generator = torch.Generator().manual_seed(0)
-        placed: list[dict[str, Any]] = []
-        for name, parameter in zip(group["param_names"], group["params"]):
-            if not parameter.requires_grad:
-                continue
-            full = sharding.whole(parameter)
-            for block, manifold in parts[name]:
-                W = block.take(full)
-                if W.ndim != 2 or not W.numel() or not W.is_floating_point():
-                    raise UserError(
-                        f"{name} has shape {tuple(W.shape)} and dtype {W.dtype}; {label(manifold)} holds matrices of real "
-                        "numbers. Give it to AdamW."
-                    )
-                if group["weight_decay"] and not manifold.decays:
-                    warnings.warn(f"weight decay is a no-op on {label(manifold)} ({name})", stacklevel=4)
-                W = W.to(torch.promote_types(W.dtype, torch.float32)).cpu()
-                try:
-                    # What is there already, a weight of a checkpoint, stays as it is to the bit.
-                    near = manifold.violation(W) <= max(1e-5, 4 * torch.finfo(full.dtype).eps)
-                    there = bool(near & W.isfinite().all())
-                    new = W if there else manifold.project(W, generator=generator)
-                except UserError as error:
-                    raise UserError(f"{name}: {error}") from error
-                size, moved = float(W.norm()), float((new - W).norm())
-                change = moved / size if size else math.inf if moved else 0.0
-                placed.append({"name": name, "shape": tuple(W.shape), "manifold": label(manifold), "change": change})
-                if not there:
-                    block.put(full, new.to(full))
-            sharding.write(parameter, full)
+        fixed = [label(m) for name in group["param_names"] for _, m in parts[name] if not m.decays]
+        if group["weight_decay"] and fixed:
+            warnings.warn(f"weight decay is a no-op on {' and '.join(dict.fromkeys(fixed))}", stacklevel=5)
+        try:
+            placed = place(dict(zip(group["param_names"], group["params"])), parts)
+        except UserError:
+            self.param_groups.pop()
+            raise
         self.placed += placed
-        _tell(placed)
+        warn_of(placed)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -210,7 +180,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["manifolds"] is not None:
                 self._matrix_step(group)
-        _adamw_step(self._adamw)
+        quiet_step(self._adamw)
         return loss
 
     def _matrix_step(self, group: dict[str, Any]) -> None:
@@ -361,25 +331,3 @@ class ManifoldMuon(torch.optim.Optimizer):
         self._adamw = torch.optim.AdamW([torch.zeros(1)])
         self._adamw.param_groups = [group for group in self.param_groups if group["manifolds"] is None]
         self._adamw.state = self.state
-
-
-def _tell(placed: list[dict[str, Any]]) -> None:
-    """Warn of what placing did to weights that were something before."""
-    empty = [row for row in placed if row["change"] == math.inf]
-    far = [row for row in placed if FAR < row["change"] < math.inf]
-    if empty:
-        warnings.warn(
-            f"{empty[0]['name']}{more(empty)}: all zero, which {empty[0]['manifold']} does not hold, and random now. A sublayer "
-            "that was silent speaks; give it to AdamW by a rule (gnomon.Rule(name, None)) if it should start at zero.",
-            PlacementWarning,
-            stacklevel=7,
-        )
-    if far:
-        worst = max(far, key=lambda row: row["change"])
-        warnings.warn(
-            f"{len(far)} of {len(placed)} matrices changed by more than {FAR:.0%} of their norm when put on their manifolds, "
-            f"{worst['name']} by {worst['change']:.0%} ({worst['manifold']}). A fresh model does not mind; a trained one has "
-            "lost what they knew. `optimizer.placed` has all.",
-            PlacementWarning,
-            stacklevel=7,
-        )

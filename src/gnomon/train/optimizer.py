@@ -13,7 +13,7 @@ from torch import nn
 from gnomon import anatomy
 from gnomon.errors import UserError
 from gnomon.geometry.manifolds import DGram, Manifold, Stiefel
-from gnomon.optim import NAMED, Assignment, ManifoldMuon, PlacementWarning, assign
+from gnomon.optim import NAMED, Assignment, ManifoldMuon, PlacementWarning, assign, quiet_step
 from gnomon.train.recipe import OptimConfig
 
 
@@ -159,5 +159,5 @@ class CombinedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for optimizer in self.optimizers:
-            optimizer.step()
+            quiet_step(optimizer)
         return loss
