@@ -15,7 +15,6 @@ Legend: W_MN a matrix, outputs x inputs; mu momentum.
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -257,11 +256,12 @@ class ManifoldMuon(torch.optim.Optimizer):
                 )
         if not self.defaults["check_finite"]:
             return
-        dense = [g for _, g in named_gradients if g.numel()]
-        # The largest entry and not the norm, which finite numbers can overflow.
-        peaks = torch.stack([x.float() for x in torch._foreach_norm(dense, math.inf)]) if dense else torch.zeros(1)
-        if ranks := ownership.ranks_where(~peaks.isfinite().all()):
-            bad = [name for name, g in named_gradients if not g.isfinite().all()]
+        norms = torch._foreach_norm([g for _, g in named_gradients]) if named_gradients else [torch.zeros(())]
+        if not ownership.ranks_where(~torch.stack([norm.float() for norm in norms]).isfinite().all()):
+            return
+        # The norm of finite numbers can overflow, so these are looked at one by one, and only now.
+        bad = [name for name, g in named_gradients if not g.isfinite().all()]
+        if ranks := ownership.ranks_where(torch.tensor(bool(bad), device=norms[0].device)):
             where = f"the gradient of {bad[0]}{more(bad)}" if bad else f"a gradient on process {ranks[0]}"
             raise UserError(
                 f"{where} is not finite; no weight was changed. Skip this step, lower the learning rate, or look at the "
