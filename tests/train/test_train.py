@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -366,6 +367,32 @@ def test_the_postmortem_replays_as_training_ran(tmp_path, monkeypatch):
     settings = recipe(steps=20, **{"compute.precision": "bf16", "data.accumulate": 2, "watch.eval_every": 0, "watch.probe_every": 0})
     with pytest.raises(UserError, match="the output of 'blocks.0.mlp"):
         train(settings, tmp_path)
+
+
+def test_every_probe_runs_as_training_does(tmp_path, monkeypatch):
+    real, seen = loop.probe, []
+
+    def probe(*given):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return real(*given)
+
+    monkeypatch.setattr(loop, "probe", probe)
+    train(recipe(assignment="none", **{"compute.precision": "bf16", "optim.logit_clip": 1.0}), tmp_path)
+    # At steps 6 and 12 to be written down, at 10 for clipping.
+    assert seen == [True] * 3
+
+
+def test_the_postmortem_looks_into_compiled_blocks():
+    model = Transformer(recipe().model)
+    for block in model.blocks:
+        block.compile(backend="eager")
+    batch = (torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 8, dtype=torch.int64))
+    with torch.no_grad():
+        model.loss(*batch)
+        assert postmortem.first_not_finite(model, [batch], contextlib.nullcontext) is None
+        model.blocks[1].mlp.down.weight.fill_(3e38)
+    found = postmortem.first_not_finite(model, [batch], contextlib.nullcontext)
+    assert found == "the output of 'blocks.1.mlp.down'"
 
 
 def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
