@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 from test_train import SMALL, recipe, same, weights
 
-from gnomon import data, evaluation
+from gnomon import data, evaluation, studies
 from gnomon.cli import main
 from gnomon.data import prepare
 from gnomon.data.tokenizers import train_bpe
 from gnomon.errors import UserError
 from gnomon.files import read_json
 from gnomon.run_folder import checkpoint_folders, read_metrics
-from gnomon.train import replace, train
+from gnomon.train import Recipe, replace, train
 from gnomon.train.asking import recipe_for
 from gnomon.train.run_data import fit_to_data
 from gnomon.train.run_lock import LOCK, only_one
@@ -241,3 +241,12 @@ def test_a_tokenizer_kept_in_a_run_is_that_of_what_starts_from_it(here):
     shutil.rmtree(here / "tokens")
     found = recipe_for(init="run", changes={"data.train": "text.txt"})
     assert Path(found.data.tokenizer) == Path("run/tokenizer.json") and found.model.vocab_size == load_recipe(here / "run").model.vocab_size
+
+
+def test_a_study_takes_tokenizer_and_vocabulary_from_its_data(here):
+    vocab_size = data.open_tokens("tokens").vocab_size
+    for variant in studies.load("residuals", data="tokens").variants:
+        assert (variant.recipe.data.train, variant.recipe.model.vocab_size) == ("tokens", vocab_size)
+        assert Path(variant.recipe.data.tokenizer) == Path("tokens/tokenizer.json")
+    mlps = [v.recipe for v in studies.load("continuity", data="tokens").variants if not isinstance(v.recipe, Recipe)]
+    assert mlps

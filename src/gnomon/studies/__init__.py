@@ -13,6 +13,7 @@ from typing import Any
 from gnomon.errors import UserError, check_name
 from gnomon.studies.results import Results
 from gnomon.studies.study import Claim, Finding, Study, Variant
+from gnomon.train import Recipe
 
 __all__ = ["NAMES", "SCALES", "Claim", "Finding", "Results", "Study", "Variant", "dry_run", "load", "run"]
 
@@ -66,11 +67,22 @@ def load(
         study = _smoke(study.only(variants or module.SMOKE), shorten="steps" not in settings)
     elif variants:
         study = study.only(variants)
+    if data is not None:
+        study = dataclasses.replace(study, variants=tuple(_fitted(variant, settings) for variant in study.variants))
     if seeds is not None:
         if seeds < 1:
             raise UserError(f"seeds must be at least 1, got {seeds}")
         study = dataclasses.replace(study, seeds=tuple(range(seeds)))
     return dataclasses.replace(study, command=shlex.join(command))
+
+
+def _fitted(variant: Variant, given: Mapping[str, Any]) -> Variant:
+    """A language model's tokenizer and vocabulary are those of the data, as in `gnomon train --data`."""
+    if not isinstance(variant.recipe, Recipe):
+        return variant
+    from gnomon.train.run_data import fit_to_data
+
+    return dataclasses.replace(variant, recipe=fit_to_data(variant.recipe, given))
 
 
 def _smoke(study: Study, shorten: bool) -> Study:
