@@ -61,6 +61,7 @@ class Tape(TorchFunctionMode):
         for name, parameter in model.named_parameters():
             self.names.setdefault(parameter.untyped_storage().data_ptr(), name)
         self.products: list[Product] = []
+        self.embedded: list[Product] = []
         self.softmax: list[Softmax] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,6 +75,10 @@ class Tape(TorchFunctionMode):
         if name == "bmm" and self._parameter(args[1], dims=3):
             return torch.stack([self._product(x, W.T, x @ W) for x, W in zip(*args)])
         result = func(*args, **kwargs)
+        if name == "embedding" and torch.is_grad_enabled():
+            leaf = result.detach().requires_grad_()
+            self.embedded.append(Product("", leaf, leaf, leaf, -1))
+            return leaf * 1
         if name in ("softmax", "sigmoid"):
             scores, lengths = args[0], (T, T + 1, T_ENCODER, T_ENCODER + 1)
             if scores.dim() >= 3 and scores.shape[-1] in lengths and scores.shape[-2] in (T, T_ENCODER):
@@ -111,7 +116,7 @@ def labels_of_rows(model: torch.nn.Module, inputs: dict[str, Any]) -> dict[bytes
     for layer, products in layers.items():
         stack = re.sub(r"\d+\.$", "", layer)
         attention = [s for s in tape.softmax if _queries_and_keys(s, products)]
-        writers = _outputs_and_values(attention, products, before.get(stack, []))
+        writers = _outputs_and_values(attention, products, before.get(stack, tape.embedded))
         _mlps_and_mixers(products, writers)
         before[stack] = products
     return {
@@ -191,14 +196,16 @@ def _mlps_and_mixers(products: list[Product], writers: set[int]) -> None:
             for source, rows in reached:
                 source.rows(rows, "latent")
             continue
-        wide = [(source, rows) for source, rows in reached if 4 * int(rows.sum()) >= x.shape[-1]]
+        many = [(source, rows) for source, rows in reached if 4 * int(rows.sum()) >= x.shape[-1]]
+        mixes = len(x) == T and any(
+            grad is not None and len(grad) == T and grad[:I].any()
+            for grad in _gradients(_weighted(x[I]), [source for source, _ in many])
+        )
+        # An MLP has as many rows as it gives numbers; routers and the scales of hyper-connections have fewer.
+        wide = [(source, rows) for source, rows in many if mixes or len(rows) >= x.shape[-1]]
         if not wide:
             continue
         done.add(product.order)
-        mixes = len(x) == T and any(
-            grad is not None and len(grad) == T and grad[:I].any()
-            for grad in _gradients(_weighted(x[I]), [source for source, _ in wide])
-        )
         product.rows(torch.ones(len(product.labels)), "mixer_out" if mixes else "down")
         wide = [(source, rows) for source, rows in wide if source.order not in takes_part]
         if mixes:

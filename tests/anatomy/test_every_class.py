@@ -24,6 +24,7 @@ ALLOWED |= {
     "mixer_rates": {"mixer_in"},
     "linear": {"up", "down"},
 }
+ALLOWED |= {"other": {"mixer_in", "mixer_out", "latent"}}
 ATTENTION = {"query", "key", "value", "output"}
 
 
@@ -34,6 +35,12 @@ def look_up(matrix, truth):
 def judge(found, tensors, truth) -> tuple[list, list, int]:
     """(wrong parts, parts honestly unknown, how many are right). What did not run, or has no part in either, is left out."""
     seen = {layer for layer, labels in truth.values() if labels & {"query", "cross_query", "mixer_in"}}
+    # Attention that is not a softmax over positions is not seen, and with it nothing of its layer can be judged.
+    claimed = {
+        layer for part in found if part.role in ATTENTION and part.is_matrix
+        for layer, _ in look_up(part.block.take(tensors[part.name])[:1], truth)
+    }  # fmt: skip
+    unseen = claimed - seen
     wrong, unknown, right = [], [], 0
     for part in found:
         tensor = tensors[part.name]
@@ -48,11 +55,11 @@ def judge(found, tensors, truth) -> tuple[list, list, int]:
         turned = set().union(*(labels for _, labels in look_up(part.block.take(tensor).T, truth))) & KNOWN
         if not rows and turned:
             wrong.append((part.name, f"{part.role}, stored the other way round", sorted(turned)))
-        elif rows and not (part.role in ATTENTION and rows[0][0] not in seen):
+        elif rows and rows[0][0] not in unseen:
             allowed = ALLOWED.get(part.role, set())
             does = set().union(*(labels for _, labels in rows if not labels & allowed))
-            unseen = allowed and sum(not labels & allowed for _, labels in rows) > len(rows) / 2
-            if does & (KNOWN | ALLOWED.keys()) - allowed or (unseen and not part.role.startswith("mixer")):
+            idle = part.role in KNOWN and not any(labels & allowed for _, labels in rows)
+            if does & (KNOWN | {"mixer_in", "mixer_out"}) - allowed or idle:
                 wrong.append((part.name, part.role, sorted(does) or ["nothing seen"]))
             right += bool(allowed)
     return wrong, unknown, right

@@ -188,11 +188,10 @@ BAILING = replace(
     | {path: role for path, role in QWEN_MOE.roles.items() if path.startswith("mlp.")},
 )
 ARIA = replace(
-    LLAMA,
+    QWEN_MOE,
     name="aria",
     types="aria_text",
-    roles=_LLAMA
-    | _SHARED
+    roles=QWEN_MOE.roles
     | {
         "mlp.experts.fc1": Weight(GATE_UP, "stacked", transposed=True, experts=True),
         "mlp.experts.fc2": Weight(("down",), transposed=True, experts=True),
@@ -506,6 +505,22 @@ GTE = Family(
     | {"mlp.up_gate_proj": Weight(("up", "gate"), "stacked"), "mlp.down_proj": "down"},
     before={"attention": "^mlp_ln", "mlp": "attn_ln"},
 )
+JINA = replace(
+    BERT,
+    name="jina_embeddings_v3",
+    types="jina_embeddings_v3",
+    roles=fused_attention("mixer", "Wqkv out_proj") | _SELF_ATTN | mlp("mlp", "fc1 fc2"),
+    before={},
+)
+# Its time mixing is linear attention; channel mixing squares what "key" gives.
+RWKV = Family(
+    "rwkv",
+    "rwkv",
+    attention("attention", "key value output receptance", "key value output mixer_gate")
+    | mlp("feed_forward", "key value")
+    | {"feed_forward.receptance": "other"},
+    before={"attention": "ln1", "mixer": "ln1", "mlp": "ln2"},
+)
 # do_stable_layer_norm decides whether these read before or after their norms.
 WAV2VEC2 = Family(
     "wav2vec2",
@@ -658,14 +673,14 @@ GNOMON_MLP = Family("gnomon_mlp", "gnomon_mlp", {"linear": "linear"}, before={"m
 # When names alone cannot tell two rows apart, the first is named and what they disagree on is left open.
 FAMILIES: tuple[Family, ...] = (
     *(LLAMA, GEMMA, GEMMA2, OLMO2, COHERE, NEMOTRON, STARCODER2, PHI, PHI3, GLM, GLM4, BAICHUAN, PHI3_SMALL, MOSHI),
-    *(QWEN_MOE, MIXTRAL, DEEPSEEK, GPT_OSS, LLAMA4, QWEN3_NEXT, JAMBA, LFM2, ARIA, MINIMAX_M2, GRANITE_MOE),
+    *(QWEN_MOE, MIXTRAL, DEEPSEEK, GPT_OSS, LLAMA4, QWEN3_NEXT, JAMBA, LFM2, MINIMAX_M2, GRANITE_MOE),
     *(GPT2, NANOGPT, GPT_BIGCODE, GPT_NEO, GPTJ, CODEGEN, GPT_NEOX, BLOOM, FALCON, CHATGLM, PERSIMMON, MPT),
     *(INTERNLM2, LLAMA_ORIGINAL, OPT, BART, T5, BERT, DISTILBERT, ALBERT, MODERNBERT),
-    *(NEMOTRON_H, EXAONE, QWEN1, CTRL, OPENELM, DBRX, DEBERTA, MPNET, NOMIC, GTE, WAV2VEC2, XLM),
+    *(NEMOTRON_H, EXAONE, QWEN1, CTRL, OPENELM, DBRX, DEBERTA, MPNET, NOMIC, GTE, JINA, RWKV, WAV2VEC2, XLM),
     *(VIT, DINOV2, TIMM, CLIP, OPENCLIP, TORCH, NANOCHAT, GGUF, GGUF_QWEN3_NEXT, GNOMON, GNOMON_MLP),
 )
-# Bailing's attention has GPT-NeoX's names and another order of rows: read so only where the config says it.
-_BY_TYPE: dict[str, Family] = {kind: family for family in (*FAMILIES, BAILING) for kind in family.types.split()}
+# Bailing has GPT-NeoX's names and Aria GPT-OSS's, in other orders of rows: read so only where the config says it.
+_BY_TYPE: dict[str, Family] = {kind: family for family in (*FAMILIES, BAILING, ARIA) for kind in family.types.split()}
 
 
 def family_of_type(model_type: str | None) -> Family | None:

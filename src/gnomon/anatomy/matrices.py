@@ -51,7 +51,9 @@ def matrices_in(member: Member, stack: Stack, family: Family, experts_transposed
     elif len(tensor.shape) != 2 + weight.experts:
         doubt = f"expected {2 + weight.experts} axes"
     elif weight.layout == "unoriented":
-        doubt = "nothing says whether it is stored out x in or in x out; a live model does, or a config with its model_type"
+        doubt = (
+            "nothing says whether it is stored out x in or in x out; a live model does, or a config with its model_type"
+        )
     if doubt:
         return [Matrix("+".join(weight.roles), tensor.shape, doubt=doubt)]
     if weight.experts:
@@ -117,7 +119,9 @@ def _check(matrix: Matrix, width: int | None) -> Matrix:
     if width is None or not (matrix.reads and inputs != width or matrix.writes and out != width):
         return matrix
     if inputs == 1:
-        return matrix._replace(fits=False, doubt=matrix.doubt or f"one column of {out} numbers: packed numbers, no matrix")
+        return matrix._replace(
+            fits=False, doubt=matrix.doubt or f"one column of {out} numbers: packed numbers, no matrix"
+        )
     does = f"reads {inputs}" if matrix.reads and inputs != width else f"writes {out}"
     return matrix._replace(fits=False, doubt=matrix.doubt or f"{does} numbers, but the stream is {width} wide")
 

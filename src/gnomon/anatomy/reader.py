@@ -215,14 +215,15 @@ def _anatomy(
         confidence=1 - len(doubtful) / len(weights) if weights else 0.0,
         norm_offset=first.norm_offset if first else None,
         notes=tuple(notes),
-        warnings=tuple(_warnings(stacks, parts)),
+        warnings=tuple(_warnings(stacks, known, parts)),
     )
 
 
-def _warnings(stacks: dict[str, Stack], parts: list[Part]) -> list[str]:
+def _warnings(stacks: dict[str, Stack], known: dict[str, Recognition], parts: list[Part]) -> list[str]:
     """What speaks against taking these tensors for one whole model."""
     found = []
-    for stack in stacks.values():
+    for prefix, stack in stacks.items():
+        family = known[prefix].family
         there = sorted({at.layer for _, at in stack.members if at.layer is not None})
         missing = sorted(set(range(there[0], there[-1])) - set(there))
         if missing:
@@ -230,7 +231,11 @@ def _warnings(stacks: dict[str, Stack], parts: list[Part]) -> list[str]:
                 f"{stack.name}: layer{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:8]))}"
                 f"{' …' * (len(missing) > 8)} of {there[-1] + 1} missing; pairs across the hole stay out of the means"
             )
-        elif there[0] == 0 and 1 < len(there) < (stack.sizes.layers or 0):
+        elif (
+            there[0] == 0
+            and 1 < len(there) < (stack.sizes.layers or 0)
+            and stack.config.get("model_type") in family.types.split()
+        ):
             found.append(f"{stack.name}: the config speaks of {stack.sizes.layers} layers, {len(there)} are here")
         if slices := _slices(stack, [part for part in parts if part.stack == stack.name]):
             found.append(

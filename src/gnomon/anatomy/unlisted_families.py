@@ -32,9 +32,9 @@ _CLEAR_WORDS = {
     "query+key+value": "qkv qkv_proj wqkv to_qkv query_key_value",
 }
 _MLP_WORDS = {
-    "gate": "gate gate_proj w_gate",
-    "up": "up up_proj fc1 fc_in c_fc lin1 linear1 linear_1 wi w_in w_up dense_h_to_4h",
-    "down": "down down_proj fc2 fc_out c_proj lin2 linear2 linear_2 w_out w_down dense_4h_to_h",
+    "gate": "gate gate_proj w_gate proj_up_gate linear_gate",
+    "up": "up up_proj fc1 fc_in c_fc lin1 linear1 linear_1 wi w_in w_up proj_up linear_up dense_h_to_4h",
+    "down": "down down_proj fc2 fc_out c_proj lin2 linear2 linear_2 w_out w_down proj_down linear_down dense_4h_to_h",
     "gate+up": "gate_up gate_up_proj",
 }
 _INSIDE_MLP = {"down": "wo", "gate": "w1", "up": "w3"}  # w1, w2, w3 as Llama has them; only together
