@@ -127,11 +127,6 @@ def test_weights_that_are_kept_as_factors_or_integers_are_no_matrices():
     assert {part.role for part in found if "original0" in part.name or "weight_g" in part.name} == {"norm"}
 
 
-def test_fsdps_flat_parameters_are_named():
-    found = anatomy.read({"_fsdp_wrapped_module._flat_param": (1000,)})
-    assert any("FullStateDictConfig" in warning for warning in found.warnings)
-
-
 def test_bitsandbytes_bytes_are_no_column():
     names = ("absmax", "quant_map", "quant_state.bitsandbytes__nf4")
     inside = attention("self_attn") | {"self_attn.q_proj.weight": (D * D // 2, 1)}

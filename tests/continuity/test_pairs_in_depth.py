@@ -87,18 +87,6 @@ def test_fewer_layers_than_the_config_says():
     assert "32 layers, 3 are here" in messages(report, "contradiction")
 
 
-def test_a_tensor_parallel_slice_is_named():
-    config = {"model_type": "llama", "hidden_size": D, "num_attention_heads": 4, "intermediate_size": 4 * F}
-    whole = anatomy.read({k: tuple(v.shape) for k, v in model(range(2), lambda n: 4 * F).items()}, config)
-    assert whole.warnings == ()
-    tensors = model(range(2))
-    for n in range(2):
-        tensors[f"model.layers.{n}.self_attn.q_proj.weight"] = torch.randn(D // 4, D)
-        tensors[f"model.layers.{n}.self_attn.o_proj.weight"] = torch.randn(D, D // 4)
-    report = inspect(tensors, config=config)
-    assert "one of 4 tensor-parallel slices" in messages(report, "contradiction")
-
-
 def test_a_slice_without_a_config_contradicts_its_norms():
     """Meta's consolidated.00.pth of two: embedding, heads and MLP cut in half, norms whole."""
     shapes = {"tok_embeddings.weight": (500, D // 2), "norm.weight": (D,), "output.weight": (250, D)}

@@ -239,35 +239,24 @@ def _warnings(stacks: dict[str, Stack], known: dict[str, Recognition], parts: li
             found.append(f"{stack.name}: the config speaks of {stack.sizes.layers} layers, {len(there)} are here")
         if slices := _slices(stack, [part for part in parts if part.stack == stack.name]):
             found.append(
-                f"{stack.name}: weights are 1/{slices} as wide as they should be, so this looks like one of "
+                f"{stack.name}: queries and embedding have 1/{slices} of the norms' width, so this looks like one of "
                 f"{slices} tensor-parallel slices; a slice has other directions than the whole. Give the merged checkpoint"
             )
-    if any(part.name.endswith("_flat_param") for part in parts):
-        found.append(
-            "FSDP's flat parameters (_flat_param) hold many weights in one vector; nothing in them can be told apart. "
-            "Save a full state dict (FullStateDictConfig)"
-        )
     return found
 
 
 def _slices(stack: Stack, parts: list[Part]) -> int | None:
-    """n when two kinds of weights both have 1/n of the width they should have.
+    """n when queries and the embedding are both 1/n of the width that the norms have (Meta's consolidated.NN files).
 
-    Queries and down projections against the config; without one, queries and the embedding against the norms (Meta's
-    consolidated.NN files).
+    What contradicts a config is refused when the checkpoint is opened (`checkpoints.whole_models`).
     """
-    sizes = stack.sizes
-    heads_width = sizes.heads and (sizes.head_dim or (sizes.width or 0) // sizes.heads) * sizes.heads
-    by_config = [("query", heads_width, 0), ("down", sizes.inner, 1)]
-    by_norms = [("query", stack.width, 0), ("embedding", stack.width, 0)]
     ratios = set()
-    for role, wanted, axis in by_config if heads_width and sizes.inner else by_norms:
-        here = {part.shape[axis] for part in parts if part.role == role and part.is_matrix and part.expert is None}
-        if not wanted or len(here) != 1 or wanted % (width := here.pop()):
+    for role in ("query", "embedding"):
+        rows = {part.shape[0] for part in parts if part.role == role and part.is_matrix}
+        if len(rows) != 1 or not stack.width or stack.width % (n := rows.pop()):
             return None
-        ratios.add(wanted // width)
-    ratio = ratios.pop()
-    return ratio if not ratios and ratio > 1 else None
+        ratios.add(stack.width // n)
+    return ratios.pop() if len(ratios) == 1 and 1 not in ratios else None
 
 
 def _family(stack: Stack, known: Recognition) -> str:

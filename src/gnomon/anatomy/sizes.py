@@ -15,8 +15,6 @@ _NAMES = {
     "head_dim": "head_dim d_kv kv_channels attention.key_length",
     "latent": "kv_lora_rank attention.kv_lora_rank",
     "value_dim": "v_head_dim",
-    "inner": "intermediate_size n_inner ffn_dim d_ff ffn_hidden_size feed_forward_length",
-    "vocabulary": "vocab_size",
     "layers": "num_hidden_layers n_layer num_layers n_layers layers block_count",
 }
 _NESTED = {
@@ -38,8 +36,6 @@ class Sizes:
     head_dim: int | None = None
     latent: int | None = None
     value_dim: int | None = None
-    inner: int | None = None
-    vocabulary: int | None = None
     layers: int | None = None
 
 
