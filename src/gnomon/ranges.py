@@ -31,11 +31,11 @@ def check_ranges(settings: Any, path: str = "") -> None:
     Raises:
         UserError: a number outside its interval; NaN is outside all.
     """
-    for name, hint in hints_of(type(settings)).items():
+    for name, interval in _intervals(type(settings)).items():
         value = getattr(settings, name)
         if dataclasses.is_dataclass(value):
             check_ranges(value, f"{path}{name}.")
-        elif (interval := _interval(hint)) is not None:
+        elif interval is not None:
             for number in value if isinstance(value, tuple) else () if value is None else (value,):
                 if not _inside(number, interval):
                     raise UserError(f"{path}{name} must lie in {interval}, got {value}")
@@ -47,6 +47,11 @@ def hints_of(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
+@functools.cache
+def _intervals(kind: type) -> dict[str, str | None]:
+    return {name: _interval(hint) for name, hint in hints_of(kind).items()}
+
+
 def _interval(hint: Any) -> str | None:
     """The interval of an annotated number, of one that may be None, or of the numbers of a tuple."""
     if typing.get_origin(hint) is Annotated:
@@ -54,8 +59,13 @@ def _interval(hint: Any) -> str | None:
     return next(filter(None, map(_interval, typing.get_args(hint))), None)
 
 
+@functools.cache
+def _ends(interval: str) -> tuple[float, ...]:
+    return tuple(float(end) for end in interval[1:-1].split(","))
+
+
 def _inside(number: float, interval: str) -> bool:
-    low, high = (float(end) for end in interval[1:-1].split(","))
+    low, high = _ends(interval)
     return (low < number or interval[0] == "[" and number == low) and (
         number < high or interval[-1] == "]" and number == high
     )

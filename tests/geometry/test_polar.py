@@ -111,7 +111,7 @@ def test_gram_resolves_what_lies_above_its_lower_end(dtype, off):
 
 @pytest.mark.parametrize("n", [131, 260, 512])
 def test_gram_stays_in_the_unit_ball_however_ill_conditioned(n):
-    for seed in range(2):
+    for seed in range(2 if n < 512 else 1):
         for least in (1e-5, 1e-8):
             assert size(P.polar(graded(2 * n, n, least, F32, seed=seed), "gram")) < 1.001
 
@@ -409,7 +409,7 @@ def test_spectral_norm_is_a_lower_bound_and_close(m, n, seed):
 
 def test_spectral_norm_is_within_two_percent_as_a_rule():
     truths, found = [], []
-    for seed in range(60):
+    for seed in range(0, 60, 3):
         X = gaussian(10 + 3 * seed, 190 - 3 * seed, seed=seed)
         truths.append(size(X)), found.append(float(P.spectral_norm(X)))
     ratios = torch.tensor(found) / torch.tensor(truths)

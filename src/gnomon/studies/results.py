@@ -23,6 +23,7 @@ class Results:
     def __init__(self, study: Study, measured: Measured):
         self.study, self.measured = study, measured
         self._variants = {variant.name: variant for variant in study.variants}
+        self._rates: dict[str, float] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._variants
@@ -33,7 +34,9 @@ class Results:
 
     def rate(self, name: str) -> float:
         """The tuned learning rate."""
-        return best_rate(self.study, self._variants[name], self.measured)
+        if name not in self._rates:
+            self._rates[name] = best_rate(self.study, self._variants[name], self.measured)
+        return self._rates[name]
 
     def tuned_settings(self, name: str) -> dict[str, Any]:
         """What the search changed in the variant's recipe; empty where it is best as it stands, or only a rate was tuned."""
@@ -105,6 +108,11 @@ class Results:
         return row
 
     def rows(self) -> list[dict[str, Any]]:
+        """The lines of all variants. A page asks for them several times, and each needs many recipes."""
+        return [dict(row) for row in self._rows]
+
+    @functools.cached_property
+    def _rows(self) -> list[dict[str, Any]]:
         return [self.row(variant.name) for variant in self.study.variants]
 
     def claims(self) -> list[dict[str, str]]:
