@@ -130,6 +130,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         title="The map: what to take at which depth, length, width, rate and batch",
         scale=scale,
         variants=tuple(variants),
+        seeds=(0, 1, 2, 3, 4),
         budget=Budget(trials=16, share=0.25, keep=0.25),
         claims=CLAIMS,
         figures=figures,
