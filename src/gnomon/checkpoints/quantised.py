@@ -35,6 +35,7 @@ _ODD = (ValueError, TypeError, AttributeError, KeyError, ArithmeticError)
 _BESIDE = ("scale", "scales", "zero", "zeros", "qzeros", "g_idx", "meta", "nbits", "group_size", "axis", "shape", "packing",
            "weight_scale", "weight_scales", "view_as_float", "compute_dtype", "unpack_view_dtype", "quant_scale", "quant_zero",
            "optimize", "round_zero", "channel_wise", "encoded_state_dict", "stores_quant_config", "offload_meta")  # fmt: skip
+_STORED = re.compile(r"\.(weight|qweight|weight_packed|W_q)$|_(blocks|packed)$")
 _NAMED_LIKE_WEIGHTS = re.compile(r"(weight|_proj|_packed|_data|experts?|W_q|_weight|codes|Qidxs|trellis)$")
 # Tensors by which methods are known that are not decoded.
 _METHODS = {
@@ -141,6 +142,8 @@ def _weight_norm(name: str, checkpoint: Checkpoint) -> dict[str, Packed]:
 
 
 def _logical(name: str) -> str:
+    if name.endswith(".weight"):
+        return name
     base = re.sub(r"\.(qweight|weight_packed|W_q|q_weight|weight\._data|weight\.qdata)$", ".weight", name)
     return re.sub(r"_(blocks|packed)$", "", base)
 
@@ -156,9 +159,12 @@ def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _beside(name: str, raw: Mapping[str, Entry], *ends: str) -> str | None:
     """The tensor that stands beside a weight under one of these ends: x.weight -> x.scale, x -> x_scale."""
-    base = re.sub(r"\.(weight|qweight|weight_packed|W_q)$|_(blocks|packed)$", "", name)
-    options = (f"{stem}{join}{end}" for end in ends for stem in dict.fromkeys((base, name)) for join in ("_", "."))
-    return next((option for option in options if option in raw and option != name), None)
+    base = _STORED.sub("", name)
+    for end in ends:
+        for option in (f"{base}.{end}", f"{name}_{end}", f"{base}_{end}", f"{name}.{end}"):
+            if option in raw and option != name:
+                return option
+    return None
 
 
 def _blocks(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
@@ -172,7 +178,9 @@ def _blocks(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> P
 
 
 def _bitsandbytes(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
-    raw = checkpoint.entries
+    raw, entry = checkpoint.entries, checkpoint.entries[name]
+    if entry.dtype != "U8":
+        return None
     states = (f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
     state = next((state for state in states if state in raw), None)
     if state is None:
@@ -181,13 +189,13 @@ def _bitsandbytes(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]
     beside = {"state": state, "inner": f"{name}.nested_quant_map", "largest": f"{name}.nested_absmax"}
     parts |= {key: part for key, part in beside.items() if part in raw}
     if missing := [part for part in parts.values() if part not in raw]:
-        return _refusal(name, raw[name], f"is 4-bit of bitsandbytes, and {missing[0]!r} is missing.")
+        return _refusal(name, entry, f"is 4-bit of bitsandbytes, and {missing[0]!r} is missing.")
     try:
         told = json.loads(bytes(checkpoint.load(state, None, None).tolist()))
         shape, block = tuple(int(n) for n in told["shape"]), int(told["blocksize"])
         nested = (int(told["nested_blocksize"]), float(told["nested_offset"])) if "nested_blocksize" in told else None
     except (ValueError, KeyError, TypeError) as error:
-        return _refusal(name, raw[name], f"has a quant_state that cannot be read ({error}).", list(parts.values())[1:])
+        return _refusal(name, entry, f"has a quant_state that cannot be read ({error}).", list(parts.values())[1:])
 
     def decode(weight: Tensor, absmax: Tensor, table: Tensor, state: Tensor, **inner: Tensor) -> Tensor:
         if nested and len(inner) < 2:
@@ -200,8 +208,10 @@ def _bitsandbytes(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]
 
 def _gptq_or_awq(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
     raw, entry = checkpoint.entries, checkpoint.entries[name]
+    if not name.endswith(".qweight") or entry.dtype != "I32":
+        return None
     zeros, scales = _beside(name, raw, "qzeros"), _beside(name, raw, "scales")
-    if not name.endswith(".qweight") or entry.dtype != "I32" or not (zeros and scales) or len(raw[scales].shape) != 2:
+    if not (zeros and scales) or len(raw[scales].shape) != 2:
         return None
     parts = {"weight": name, "zeros": zeros, "scales": scales}
     (rows, columns), M = entry.shape, raw[scales].shape[1]
@@ -220,8 +230,10 @@ def _gptq_or_awq(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any])
 
 def _words(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
     raw, entry = checkpoint.entries, checkpoint.entries[name]
+    if not name.endswith("_packed") or entry.dtype != "I32":
+        return None
     scale, shape = _beside(name, raw, "weight_scale", "scale"), _beside(name, raw, "weight_shape", "shape")
-    if not name.endswith("_packed") or entry.dtype != "I32" or not (scale and shape):
+    if not (scale and shape):
         return None
     parts = {"weight": name, "scale": scale, "size": shape}
     for key, end in (("zero", "weight_zero_point"), ("order", "weight_g_idx")):
@@ -242,8 +254,10 @@ def _words(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Pa
 
 def _mlx(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
     raw, entry = checkpoint.entries, checkpoint.entries[name]
+    if entry.dtype != "U32":
+        return None
     scale, bias = _beside(name, raw, "scales"), _beside(name, raw, "biases")
-    if entry.dtype != "U32" or not (scale and bias):
+    if not (scale and bias):
         return None
     # Each matrix may have bits of its own; the group's size (64 unless told) gives them.
     group = int(settings.get("group_size", 64))
@@ -258,8 +272,10 @@ def _mlx(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Pack
 def _fp4(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Packed | None:
     """Pairs of 4-bit floats: MXFP4 with exponents for 32 numbers, NVFP4 with fp8 scales for 16 and one more for all."""
     raw, entry = checkpoint.entries, checkpoint.entries[name]
+    if entry.dtype not in ("U8", "I8"):
+        return None
     scale = _beside(name, raw, "weight_scale", "weight_scale_inv", "scale_inv", "scale", "scales")
-    if entry.dtype not in ("U8", "I8") or scale is None or len(raw[scale].shape) != len(entry.shape):
+    if scale is None or len(raw[scale].shape) != len(entry.shape):
         return None
     numbers, groups = 2 * entry.shape[-1], raw[scale].shape[-1]
     kind = raw[scale].dtype
@@ -303,7 +319,7 @@ def _scaled(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> P
     if exponents and entry.dtype == "I8":
         return _refusal(name, entry, "is int8 with exponents for scales, in which layout is not known here.")
     parts = {"weight": name, "scale": scale}
-    if zero := _beside(name, raw, "weight_zero_point", "zero_point", "zeros", "qzeros"):
+    if entry.dtype == "I8" and (zero := _beside(name, raw, "weight_zero_point", "zero_point", "zeros", "qzeros")):
         parts["zero"] = zero
     unit = 127.0 if scale.endswith("SCB") else 1.0
     block = settings.get("weight_block_size") or (128, 128)
