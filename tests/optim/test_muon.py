@@ -608,6 +608,26 @@ def test_a_matrix_of_zeros_is_never_placed_in_silence(name):
     assert not zero.any()
 
 
+@pytest.mark.parametrize("manifold", [gnomon.Stiefel(), gnomon.DGram(), gnomon.Oblique()], ids=lambda m: m.name)
+def test_what_thaws_later_is_placed_then(manifold):
+    """A step from a point off the manifold would go anywhere."""
+    W, V = weight((24, 8), 0), nn.Parameter(3 * weight((24, 8), 1).detach(), requires_grad=False)
+    before = V.detach().clone()
+    optimizer = ManifoldMuon([{"params": [("W", W), ("V", V)], "manifold": manifold}])
+    for step in range(15):
+        W.grad = gradient((24, 8), step)
+        optimizer.step()
+    assert torch.equal(V, before) and optimizer.param_groups[0]["unplaced"] == ["V"]
+    again = ManifoldMuon([{"params": [("W", W), ("V", V)], "manifold": manifold}])
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    V.requires_grad_()
+    V.grad, W.grad = torch.zeros(24, 8), None
+    again.step()
+    assert [row["name"] for row in again.placed] == ["W", "V"] and again.param_groups[0]["unplaced"] == []
+    assert manifold.violation(V.detach()) < 1e-5
+    torch.testing.assert_close(V.detach(), manifold.project(before), rtol=0, atol=1e-5)
+
+
 def test_float64_weights_are_placed_in_float64():
     W, _ = single(gnomon.Stiefel(), dtype=torch.float64)
     assert gnomon.Stiefel().violation(W.detach()) < 1e-14

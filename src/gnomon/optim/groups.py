@@ -112,7 +112,7 @@ def matched(saved: Mapping[str, Any], own: list[dict[str, Any]]) -> dict[str, An
             "it with the same rules: each pair of lr and weight_decay is a group."
         )
     groups = [
-        {**ours, **group, "param_names": ours["param_names"], "manifolds": ours["manifolds"]}
+        {**ours, **group, **{key: ours[key] for key in ("param_names", "manifolds", "unplaced") if key in ours}}
         for ours, group in zip(own, theirs)
     ]
     return {**saved, "param_groups": groups}

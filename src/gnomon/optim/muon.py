@@ -107,7 +107,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         d = self.defaults
         if matrices:
             own = ("lr", "momentum", "nesterov", "weight_decay", "scale", "steps", "warm_start")
-            return {**{key: d[key] for key in own}, "step": 0}
+            return {**{key: d[key] for key in own}, "step": 0, "unplaced": []}
         adamw = torch.optim.AdamW([torch.zeros(1)]).defaults
         return {key: d.get(f"adamw_{key}", value) for key, value in adamw.items()} | {"manifolds": None}
 
@@ -156,13 +156,24 @@ class ManifoldMuon(torch.optim.Optimizer):
         fixed = [label(m) for name in group["param_names"] for _, m in parts[name] if not m.decays]
         if group["weight_decay"] and fixed:
             warnings.warn(f"weight decay is a no-op on {' and '.join(dict.fromkeys(fixed))}", stacklevel=5)
+        named_parameters = dict(zip(group["param_names"], group["params"]))
+        group["unplaced"] = [name for name, p in named_parameters.items() if not p.requires_grad]
         try:
-            placed = place(dict(zip(group["param_names"], group["params"])), parts)
+            placed = place(named_parameters, parts)
         except UserError:
             self.param_groups.pop()
             raise
         self.placed += placed
         warn_of(placed)
+
+    def _place_thawed(self, group: dict[str, Any], moving: list[tuple[str, Tensor]]) -> None:
+        """Place what was frozen when its group was added and has a gradient now."""
+        thawed = {name: p for name, p in moving if name in group["unplaced"]}
+        if thawed:
+            group["unplaced"] = [name for name in group["unplaced"] if name not in thawed]
+            placed = place(thawed, {name: from_plain(group["manifolds"][name]) for name in thawed})
+            self.placed += placed
+            warn_of(placed)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -187,6 +198,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         moving = [(name, p) for name, p, alive in zip(group["param_names"], group["params"], live) if alive]
         if not moving:
             return
+        self._place_thawed(group, moving)
         group["step"] += 1
         updates = self._momentum(group, [p for _, p in moving])
         targets = [self._wide(p) for _, p in moving]
