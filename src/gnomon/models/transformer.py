@@ -200,10 +200,9 @@ class Transformer(Stack):
 
     def logits(self, h_BTD: Tensor) -> Tensor:
         """What the head makes of the stream: logits (B, T, V)."""
-        if self.head is None:
-            logits = self.embed(h_BTD, as_head=True, bias=self.head_bias)
-        else:
-            logits = self.head(h_BTD, self.head_bias)
+        head = partial(self.embed, as_head=True) if self.head is None else self.head
+        # What stands in the head's place, quantised or adapted, may know of no bias.
+        logits = head(h_BTD) if self.head_bias is None else head(h_BTD, bias=self.head_bias)
         return soft_cap(logits, self.config.head_softcap)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
+from gnomon.files import restored, spelled
 from gnomon.models.config import TransformerConfig
 
 # transformers makes a config without arguments to learn the defaults.
@@ -52,8 +52,8 @@ class GnomonConfig(PreTrainedConfig):
         values = {self.attribute_map.get(key, key): value for key, value in values.items()}
         names = [field.name for field in dataclasses.fields(TransformerConfig)]
         given = {name: values.pop(name) for name in names if name in values}
-        for name, value in dataclasses.asdict(from_json(_SMALLEST | given)).items():
-            setattr(self, name, to_json(value))
+        for name, value in dataclasses.asdict(_settings(_SMALLEST | given)).items():
+            setattr(self, name, spelled(value))
         self.use_cache = use_cache
         if self._auto_class is None:
             # The code beside the weights was not asked, and would not be there when this model is saved elsewhere.
@@ -62,7 +62,7 @@ class GnomonConfig(PreTrainedConfig):
 
     def settings(self) -> TransformerConfig:
         """The model's own settings."""
-        return from_json(self._own())
+        return _settings(self._own())
 
     def to_diff_dict(self) -> dict[str, Any]:
         # Settings at their default are written too: other readers of config.json do not know our defaults.
@@ -72,15 +72,6 @@ class GnomonConfig(PreTrainedConfig):
         return {field.name: vars(self)[field.name] for field in dataclasses.fields(TransformerConfig)}
 
 
-def from_json(values: dict[str, Any]) -> TransformerConfig:
-    """Settings from plain JSON values, in which the infinity of a residual's option reads "inf"."""
-    options = values.get("residual_options") or {}
-    options = {key: math.inf if value == "inf" else value for key, value in options.items()}
-    return TransformerConfig(**values | {"residual_options": options})
-
-
-def to_json(value: Any) -> Any:
-    """One setting as a plain JSON value, which has no infinity."""
-    if isinstance(value, dict):
-        return {key: to_json(item) for key, item in value.items()}
-    return "inf" if value == math.inf else value
+def _settings(values: dict[str, Any]) -> TransformerConfig:
+    """From plain JSON values."""
+    return TransformerConfig(**values | {"residual_options": restored(values.get("residual_options") or {})})
