@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+import zipfile
 from collections import OrderedDict
 
 import pytest
@@ -123,3 +125,79 @@ def test_no_tensors_inside(tmp_path):
     torch.save([1, 2], tmp_path / "model.pt")
     with pytest.raises(UserError, match="no tensors but a list"):
         open_checkpoint(tmp_path)
+
+
+def views():
+    g = torch.Generator().manual_seed(1)
+    whole = torch.randn(4, 6, 8, generator=g)
+    return {"experts": whole, "cut": whole[1:3, 2:5, ::2], "turned": whole.mT}
+
+
+@pytest.mark.parametrize("how", ["in place", "mapped", "old format"])
+def test_views_and_single_experts(tmp_path, monkeypatch, how):
+    torch.save(views(), tmp_path / "model.pt", _use_new_zipfile_serialization=how != "old format")
+    plain = torch.load
+
+    def before_2_11(*args, **options):
+        value = plain(*args, **options)
+        for tensor in value.values() if options.get("map_location") == "meta" else ():
+            tensor.untyped_storage()._checkpoint_offset = None
+        return value
+
+    if how == "mapped":
+        monkeypatch.setattr(torch, "load", before_2_11)
+    checkpoint = open_checkpoint(tmp_path)
+    check(checkpoint, views())
+    assert (checkpoint.entries["experts"].offset > 0) == (how == "in place")
+    for name in ("experts", "cut", "turned"):
+        assert torch.equal(checkpoint.read(name, index=1), views()[name][1])
+
+
+def test_a_conjugate_keeps_its_sign(tmp_path):
+    value = torch.randn(3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    torch.save({"c": value.conj()}, tmp_path / "model.pt")
+    assert torch.equal(open_checkpoint(tmp_path).read("c"), value.conj())
+
+
+def test_compressed_members_are_refused_unopened(tmp_path):
+    """A member of 50 MB packs to 50 kB; torch itself never packs them."""
+    torch.save(some(), file := io.BytesIO())
+    with zipfile.ZipFile(file) as whole, zipfile.ZipFile(tmp_path / "model.bin", "w", zipfile.ZIP_DEFLATED) as again:
+        for name in whole.namelist():
+            again.writestr(name, b"\x80\x02" + b"]" * 50_000_000 if name.endswith("data.pkl") else whole.read(name))
+    with pytest.raises(UserError, match="data.pkl' is compressed, from 50000002 bytes"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        (torch.eye(3).to_sparse(), "'w' is stored as sparse_coo. Save it with .to_dense"),
+        (torch.empty(3, 3, device="meta"), "'w' is on the meta device and holds no numbers"),
+        (torch.zeros(1).expand(10**6, 10**6), "'w' repeats 1 numbers up to a shape of"),
+    ],
+)
+def test_tensors_without_plain_numbers(tmp_path, value, message):
+    torch.save({"w": value, "b": torch.ones(2)}, tmp_path / "model.pt")
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.read("b").sum() == 2
+    with pytest.raises(UserError, match=message):
+        checkpoint.read("w")
+
+
+def test_a_state_dict_that_holds_itself(tmp_path):
+    value: dict = dict(some())
+    value["self"] = value
+    torch.save(value, tmp_path / "model.pt")
+    check(open_checkpoint(tmp_path))
+
+
+def test_other_zip_files_are_named(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.jit.script(torch.nn.Linear(2, 2)).save(path)
+    with pytest.raises(UserError, match="is a TorchScript program"):
+        open_checkpoint(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("word/document.xml", b"<xml/>")
+    with pytest.raises(UserError, match="a zip file but no torch checkpoint"):
+        open_checkpoint(path)

@@ -107,10 +107,10 @@ def from_module(module: torch.nn.Module) -> Checkpoint:
 
 def check_dense(tensor: Tensor, what: str) -> None:
     """Raise a `UserError` when the tensor is of a kind that holds no plain numbers."""
-    if tensor.is_meta:
-        raise UserError(f"{what} is on the meta device and holds no numbers. Load the weights first.")
     if tensor.layout != torch.strided:
         raise UserError(f"{what} is stored as {str(tensor.layout).removeprefix('torch.')}. Save it with .to_dense().")
+    if tensor.is_meta:
+        raise UserError(f"{what} is on the meta device and holds no numbers. Load the weights first.")
     if tensor.is_quantized:
         raise UserError(f"{what} is a quantised torch tensor. Save it with .dequantize().")
 
