@@ -188,6 +188,17 @@ def test_mlx_has_scales_and_biases(bits):
     np.testing.assert_allclose(checkpoint.read("x.weight").numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_mlx_matrices_with_settings_of_their_own():
+    q = integers(0, 256, M, N)
+    tensors = {"x.weight": words(q, 8).view(torch.uint32), "x.scales": torch.ones(M, 2), "x.biases": torch.zeros(M, 2)}
+    settings = {"group_size": 64, "bits": 4, "x": {"group_size": 32, "bits": 8}}
+    checkpoint = open_checkpoint(tensors, config={"quantization": settings})
+    np.testing.assert_allclose(checkpoint.read("x.weight").numpy(), q)
+    contradiction = open_checkpoint(tensors, config={"quantization": {"group_size": 64, "bits": 8}})
+    with pytest.raises(UserError, match="its shape is not that of 8 bits in groups of 64"):
+        contradiction.read("x.weight")
+
+
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_bitsandbytes_four_bits(kind, nested):

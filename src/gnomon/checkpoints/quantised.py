@@ -259,11 +259,13 @@ def _mlx(name: str, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> Pack
     scale, bias = _beside(name, raw, "scales"), _beside(name, raw, "biases")
     if not (scale and bias):
         return None
-    # Each matrix may have bits of its own; the group's size (64 unless told) gives them.
-    group = int(settings.get("group_size", 64))
-    bits, left = divmod(32 * entry.shape[-1], raw[scale].shape[-1] * group)
-    if left or bits not in (2, 3, 4, 5, 6, 8):
-        return None
+    # Each matrix may have settings of its own.
+    own = settings.get(name.removesuffix(".weight"))
+    own = {**settings, **own} if isinstance(own, Mapping) else settings
+    bits, left = divmod(32 * entry.shape[-1], raw[scale].shape[-1] * int(own.get("group_size", 64)))
+    if left or bits not in (2, 3, 4, 5, 6, 8) or own.get("bits", bits) != bits:
+        return _refusal(name, entry, f"is MLX's, and its shape is not that of {own.get('bits')} bits in groups of "
+                        f"{own.get('group_size')}.")  # fmt: skip
     parts = {"weight": name, "scale": scale, "bias": bias}
     shape = (*entry.shape[:-1], entry.shape[-1] * 32 // bits)
     return Packed(shape, parts, partial(_by, number_formats.from_mlx, "words", bits=bits))
