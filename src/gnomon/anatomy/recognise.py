@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from gnomon.anatomy.families import FAMILIES, GPT_BIGCODE, INSIDE, OPT, OPT_POST_NORM, Family, family_of_type
 from gnomon.anatomy.matrices import Open, expert_orientation, matrices_in
 from gnomon.anatomy.stack import Stack
-from gnomon.anatomy.unlisted_families import STRUCTURAL, structural_family
+from gnomon.anatomy.unlisted_families import STRUCTURAL, structural_family, width_by_words
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ def _recognise(stack: Stack) -> Recognition:
         evidence = f"{stack.name}: {model_type!r} by its config, though some shapes contradict it"
         return Recognition(named, evidence, norm_offset=named.norm_offset)
 
+    if not stack.width_is_told:
+        stack.width = width_by_words(stack) or stack.width
     family = structural_family(stack)
     known = len(family.roles)
     return Recognition(family, f"{stack.name}: {STRUCTURAL} ({known} of {total} weights named)", norms_known=False)

@@ -51,9 +51,7 @@ _GENERIC = ("linear", "fc", "dense", "lin", "")
 
 def structural_family(stack: Stack) -> Family:
     """A row made up for this stack: only the paths whose word and shape agree."""
-    words = {template: role for template in stack.samples if (role := _word(template, stack)) is not None}
-    if not stack.width_is_told:
-        stack.width = _width_by_words(stack, words) or stack.width
+    words = _words(stack)
     transposed = _orientation(stack, words)
     words = _closed(stack, words)
     roles: dict[str, Entry] = {}
@@ -68,6 +66,10 @@ def structural_family(stack: Stack) -> Family:
         else:
             roles[template] = Weight((role,), "unoriented")
     return Family(STRUCTURAL, roles=roles, transposed=bool(transposed), stack="main")
+
+
+def _words(stack: Stack) -> dict[str, str]:
+    return {template: role for template in stack.samples if (role := _word(template, stack)) is not None}
 
 
 def _word(template: str, stack: Stack) -> str | None:
@@ -117,9 +119,9 @@ def _has_queries(template: str, stack: Stack) -> bool:
     return any(path.rpartition(".")[2].lower() in words for path in _beside(template, stack))
 
 
-def _width_by_words(stack: Stack, words: dict[str, str]) -> int | None:
-    """The one width that all readers take and all writers give when weights are stored out x in."""
-    said = set()
+def width_by_words(stack: Stack) -> int | None:
+    """The one width that all readers take and all writers give when weights are stored out x in, if no MLP is narrower."""
+    said, words = set(), _words(stack)
     for template, role in words.items():
         out, inputs = stack.samples[template].tensor.shape
         habit = ROLES[role.split("+")[0]]
