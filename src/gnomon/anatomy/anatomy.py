@@ -196,10 +196,10 @@ class Anatomy:
         found = []
         for members in series.values():
             for parts in _comparable(members):
-                parts.sort(key=lambda part: part.layer)
-                for a, b in zip(parts, parts[lag:]):
-                    between = range(a.layer + 1, b.layer)
-                    found.append(Pair(a, b, b.layer - a.layer, tuple(n for n in between if n not in there[a.stack])))
+                numbered = sorted(((part.layer or 0, part) for part in parts), key=lambda one: one[0])
+                for (here, a), (next_, b) in zip(numbered, numbered[lag:]):
+                    missing = tuple(n for n in range(here + 1, next_) if n not in there[a.stack])
+                    found += [Pair(a, b, next_ - here, missing)] * (next_ > here)
         return tuple(found)
 
     def layer_matrices(self) -> list[Part]:

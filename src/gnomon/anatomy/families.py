@@ -61,7 +61,7 @@ class Family:
 
     name: str
     types: str = ""
-    roles: Mapping[str, Entry] = field(default_factory=dict)
+    roles: Entries = field(default_factory=dict)
     before: Mapping[str, str] = field(default_factory=dict)
     after: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0

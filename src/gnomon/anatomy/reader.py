@@ -209,7 +209,7 @@ def _anatomy(
     first = known[prefix] if prefix is not None else None
     return Anatomy(
         parts=tuple(parts),
-        family=_family(stacks[prefix], first) if first else STRUCTURAL,
+        family=_family(stacks[prefix], first) if prefix is not None and first else STRUCTURAL,
         families={stack.name: known[prefix].family.name for prefix, stack in stacks.items()},
         evidence=tuple(one.evidence for one in known.values()),
         confidence=1 - len(doubtful) / len(weights) if weights else 0.0,
