@@ -109,14 +109,17 @@ def labels_of_rows(model: torch.nn.Module, inputs: dict[str, Any]) -> dict[bytes
     with Tape(model) as tape:
         model(**inputs)
     layers: dict[str, list[Product]] = {}
+    outside = list(tape.embedded)
     for product in tape.products:
         if found := re.match(r"(.*?\.\d+\.)", product.name):
             layers.setdefault(found[1], []).append(product)
+        else:
+            outside.append(product)
     before: dict[str, list[Product]] = {}
     for layer, products in layers.items():
         stack = re.sub(r"\d+\.$", "", layer)
         attention = [s for s in tape.softmax if _queries_and_keys(s, products)]
-        writers = _outputs_and_values(attention, products, before.get(stack, tape.embedded))
+        writers = _outputs_and_values(attention, products, before.get(stack, outside))
         _mlps_and_mixers(products, writers)
         before[stack] = products
     return {
@@ -216,7 +219,7 @@ def _mlps_and_mixers(products: list[Product], writers: set[int]) -> None:
 
 
 def _gates_and_ups(x: Tensor, sources: list[tuple[Product, Tensor]]) -> None:
-    gated = sum(int(rows.sum()) for _, rows in sources) >= 1.5 * x.shape[-1]
+    gated = sum(len(rows) for _, rows in sources) >= 1.5 * x.shape[-1]
     slopes = torch.autograd.grad(_weighted(x), [s.leaf for s, _ in sources], create_graph=True) if sources else ()
     bent = []
     for (source, rows), slope in zip(sources, slopes):
@@ -226,9 +229,9 @@ def _gates_and_ups(x: Tensor, sources: list[tuple[Product, Tensor]]) -> None:
             (grad,) = torch.autograd.grad(slope[row], [source.leaf], retain_graph=True, allow_unused=True)
             second[row] = grad is not None and bool(grad[..., row].any())
         bent.append(second)
-    # A ReLU bends nowhere and a norm behind the product bends both: then which is which is not told.
-    told = gated and any(b[rows].any() for b, (_, rows) in zip(bent, sources))
-    told = told and not all(b[rows].all() for b, (_, rows) in zip(bent, sources))
+    # A ReLU bends nowhere and a norm behind the product bends all rows that are alive: then which is which is not told.
+    bending = sum(int(second[rows].sum()) for second, (_, rows) in zip(bent, sources))
+    told = gated and 0.25 < bending / sum(int(rows.sum()) for _, rows in sources) < 0.75
     for (source, rows), second in zip(sources, bent):
         if told:
             source.rows(rows & second, "gate")

@@ -95,7 +95,7 @@ def _build(cls: Any, config: Any, encoder_decoder: bool) -> tuple[torch.nn.Modul
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
-                parameter.copy_(0.06 * torch.randn(parameter.shape, generator=generator))
+                parameter.copy_(0.09 * torch.randn(parameter.shape, generator=generator))
     ids = {name: torch.randint(5, 100, (1, n), generator=generator) for name, n in (("short", T), ("long", T_ENCODER))}
     inputs = (
         {"input_ids": ids["long"], "decoder_input_ids": ids["short"]}
