@@ -67,6 +67,17 @@ def test_layers_of_different_width_compare_on_the_side_of_the_stream(full, tmp_p
     assert "up" in report.table()
 
 
+def test_the_page_of_layers_without_an_inner_side(tmp_path):
+    pytest.importorskip("altair")
+    widths = (96, 80, 64, 40)
+    tensors = {f"model.layers.{n}.mlp.{k}": W for n in range(4) for k, W in mlp(n, widths[n]).items()}
+    report = inspect(tensors, k=1, full=True, config={"model_type": "llama"}, compare=model(range(3)))
+    page = report.to_html(tmp_path / "r.html").read_text()
+    assert "Leading direction, stream side" in page and "Leading direction, inner side" not in page
+    report.to_json(tmp_path / "r.json")
+    report.to_csv(tmp_path / "r.csv")
+
+
 def test_pairs_across_a_missing_layer_stay_out_of_the_mean():
     report = inspect(model((0, 1, 3)), config={"model_type": "llama", "num_hidden_layers": 4})
     rows = [(row["layer"], row["next_layer"], row["lag"], row["missing"]) for row in report.rows if row["role"] == "query"]

@@ -99,6 +99,8 @@ def _over_depth(sheet: Any, report: Measurements) -> None:
             ("subspace", "Leading subspace, stream side", ("subspace_v", "subspace_u"), _SUBSPACE),
         ):
             points = _mean_by_layer(_stream_side(rows, *keys))
+            if not points:
+                continue  # layers of different widths have no inner side to compare
             chart = drawing.profile(points, "layer", "value", "role", title, size=(330, 260))
             sheet.chart(chart, caption, name=f"{stack}-{name}", width=1 / 2)
 
