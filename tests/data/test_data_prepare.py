@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gnomon import cli
 from gnomon.data import open_tokens, open_train_val, prepare, tokenizer, train_bpe
 from gnomon.data import tokenwriter as writing
 from gnomon.data.local_source import LocalFiles, find
@@ -232,19 +233,18 @@ def test_training_and_validation_are_of_one_tokenizer(tmp_path):
     assert len(open_tokens(f"0.5*{tmp_path}/out1 + 0.5*{tmp_path}/out2")) == 2 * len(train)  # one vocabulary, two files
 
 
-def test_places_that_cannot_be_written_are_one_message(tmp_path):
+def test_places_that_cannot_be_written_are_one_message(tmp_path, capsys):
     source = jsonl(tmp_path / "a.jsonl")
-
-    def data(out, limit=None):
-        small = (lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None
-        command = [sys.executable, "-m", "gnomon", "data", str(source), str(out), "--tokenizer", "byte"]
-        done = subprocess.run(command, capture_output=True, text=True, preexec_fn=small)
-        assert done.returncode == 2 and done.stderr.count("\n") <= 2, done.stderr
-        return done.stderr
-
-    assert f"gnomon: {source}: File exists" in data(source)
-    assert f"gnomon: {source}: Not a directory" in data(source / "out") or "Not a directory" in data(source / "out")
-    assert "prepare.json: File too large. The system limits" in data(tmp_path / "out", limit=100)
+    command = ["data", str(source), "--tokenizer", "byte"]
+    for out, message in ((source, f"{source}: File exists."), (source / "out", f"{source}/out: Not a directory.")):
+        assert cli.main([*command, str(out)]) == 2
+        assert capsys.readouterr().err.startswith(f"gnomon: {message}")
+    done = subprocess.run(
+        [sys.executable, "-m", "gnomon", *command, str(tmp_path / "out")],
+        capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"gnomon: {tmp_path}/out/prepare.json: File too large. The system limits" in done.stderr
 
 
 def test_a_tokenizer_of_ones_own_travels_with_the_shards(tmp_path):
