@@ -72,7 +72,7 @@ def refused(error: OSError) -> UserError | None:
     if error.filename is None and error.errno not in _REMEDIES:
         return None
     where = "" if error.filename is None else f"{error.filename}: "
-    return UserError(f"{where}{error.strerror}. {_REMEDIES.get(error.errno, '')}".rstrip())
+    return UserError(f"{where}{error.strerror}. {_REMEDIES.get(error.errno or 0, '')}".rstrip())
 
 
 # Control characters except the line break and the tab, halves of surrogate pairs, and marks that change the order of what follows.

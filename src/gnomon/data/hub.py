@@ -8,8 +8,8 @@ from typing import Any
 from gnomon.errors import UserError
 
 
-def load_rows(path: str, config: str | None = None, *, split: str, streaming: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of a split, in order.
+def load_rows(path: str, config: str | None = None, *, split: str, streaming: bool = False) -> Iterator[Any]:
+    """The rows of a split, each a dict, in order.
 
     Args:
         path, config: the set's name on the hub and which of its versions.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnomon.data.tokenizers import Tokenizer
-from gnomon.data.tokens import Tokens
+from gnomon.data.tokens import Tokens, mean_bytes
 from gnomon.errors import UserError
 
 BLOCK = 1000
@@ -64,8 +64,7 @@ class Mixture:
     @property
     def bytes_per_token(self) -> float | None:
         """Of a batch, in which each source has its share of the tokens; None if that of one is not known."""
-        known = [(count, source.bytes_per_token) for count, source in zip(self.counts, self.sources)]
-        return None if any(each is None for _, each in known) else sum(count * each for count, each in known) / BLOCK
+        return mean_bytes([(count, source.bytes_per_token) for count, source in zip(self.counts, self.sources)])
 
     def __len__(self) -> int:
         return sum(map(len, self.sources))

@@ -16,7 +16,7 @@ from gnomon.data.mixture import Mixture, mix, parse_mixture
 from gnomon.data.plain_text import read_text
 from gnomon.data.tokenizers import Tokenizer
 from gnomon.data.tokenizers import tokenizer as open_tokenizer
-from gnomon.data.tokens import Joined, Tokens
+from gnomon.data.tokens import Joined, Tokens, mean_bytes
 from gnomon.errors import UserError, suggest
 
 # Files up to this size are verified whole when opened (about 0.1 s); larger ones by `Tokens.check()`.
@@ -96,22 +96,22 @@ def open_train_val(
     (`*val*.bin`) where it has them, else the last `fraction` of everything; of a mixture, a mixture of each. Arguments
     and errors as in `open_tokens` and `split`, and the two must be of one tokenizer."""
     if val is not None:
-        pair = open_tokens(source, tokenizer=tokenizer), open_tokens(val, tokenizer=tokenizer)
-        if None not in (pair[0].tokenizer, pair[1].tokenizer) and pair[0].made_with != pair[1].made_with:
+        ours, theirs = (open_tokens(each, tokenizer=tokenizer) for each in (source, val))
+        if None not in (ours.tokenizer, theirs.tokenizer) and ours.made_with != theirs.made_with:
             raise UserError(
-                f"{pair[0].name} was made with tokenizer {pair[0].tokenizer!r}, the validation tokens {pair[1].name} with "
-                f"{pair[1].tokenizer!r}: their losses have nothing in common. Prepare one of them again."
+                f"{ours.name} was made with tokenizer {ours.tokenizer!r}, the validation tokens {theirs.name} with "
+                f"{theirs.tokenizer!r}: their losses have nothing in common. Prepare one of them again."
             )
-        return pair
+        return ours, theirs
     if isinstance(source, str) and (parts := _terms(source)):
         pairs = [open_train_val(part, fraction=fraction, tokenizer=tokenizer) for _, part in parts]
-        train, val = (mix(list(side), [weight for weight, _ in parts]) for side in zip(*pairs))
-        return train, val
+        ours, theirs = (mix(list(side), [weight for weight, _ in parts]) for side in zip(*pairs))
+        return ours, theirs
     if isinstance(source, str | os.PathLike) and source != "jargon" and Path(source).is_dir():
         shards = _shards(Path(source))
         if shards["val"] and not set(shards["val"]) & set(shards["train"]):
-            train = _from_files(shards["train"], tokenizer, name=str(source))
-            return train, _from_files(shards["val"], tokenizer, name=f"{source} (validation)")
+            ours = _from_files(shards["train"], tokenizer, name=str(source))
+            return ours, _from_files(shards["val"], tokenizer, name=f"{source} (validation)")
     return split(open_tokens(source, tokenizer=tokenizer), fraction)
 
 
@@ -176,12 +176,8 @@ def _from_files(paths: list[Path], tokenizer: str | Tokenizer | None, name: str 
         if file.array.nbytes <= _VERIFY_BYTES:
             file.check()
     array = first.array if len(files) == 1 else Joined([file.array for file in files])
-    sizes = [(len(file.array), file.bytes_per_token) for file in files]
-    text_bytes = None if any(each is None for _, each in sizes) else sum(count * each for count, each in sizes)
-    return Tokens(
-        array, name or str(paths[0]), vocab_size, recorded, vocabulary,
-        bytes_per_token=text_bytes and text_bytes / len(array), files=tuple(files),
-    )  # fmt: skip
+    bytes_per_token = mean_bytes([(len(file.array), file.bytes_per_token) for file in files])
+    return Tokens(array, name or str(paths[0]), vocab_size, recorded, vocabulary, bytes_per_token, tuple(files))
 
 
 def _missing(path: Path) -> str:

@@ -53,6 +53,12 @@ class Joined:
         return parts
 
 
+def mean_bytes(parts: Sequence[tuple[int, float | None]]) -> float | None:
+    """Bytes of text a token over parts, each (its tokens, its bytes a token); None if those of one are not known."""
+    known = [(count, each) for count, each in parts if each is not None]
+    return sum(count * each for count, each in known) / sum(count for count, _ in known) if len(known) == len(parts) else None
+
+
 # Without eq, as an object is its own key: what is found out about it can be remembered.
 @dataclass(frozen=True, eq=False)
 class Tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class TokenWriter:
         self.path, self.count, self.documents = Path(path), 0, 0
         self._tokenizer, self._source, self._recorded = tokenizer, source, recorded or tokenizer.name
         self._dtype = tokenizer.dtype.newbyteorder("<")
-        self._text_bytes: float | None = 0.0
+        self._text_bytes = 0.0
         self._hash = hashlib.sha256()
         self._stack = contextlib.ExitStack()
         with self._failing_cleanly():
@@ -71,8 +72,8 @@ class TokenWriter:
             self._file.write(raw)
             self._hash.update(raw)
         self.count += ids.size
-        known = self._text_bytes is not None and text_bytes is not None
-        self._text_bytes = self._text_bytes + text_bytes if known else None
+        # NaN when that of one stretch is not known.
+        self._text_bytes += math.nan if text_bytes is None else text_bytes
         self.documents += int(np.count_nonzero(ids == self._tokenizer.end_of_text))
 
     def close(self) -> Path:
@@ -106,7 +107,7 @@ class TokenWriter:
             "dtype": self._dtype.name,
             "sha256": self._hash.hexdigest(),
             "documents": self.documents,
-            "bytes_per_token": None if self._text_bytes is None else round(self._text_bytes / self.count, 6),
+            "bytes_per_token": None if math.isnan(self._text_bytes) else round(self._text_bytes / self.count, 6),
             "source": self._source,
         }
         return {key: value for key, value in notes.items() if value is not None}
