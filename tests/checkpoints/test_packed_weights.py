@@ -1,6 +1,6 @@
 """Weights stored as small numbers: each layout packed and taken apart by plain loops over numbers, as its writer has it.
 
-Checked once against the writers themselves: compressed-tensors 0.20.1 (1 to 8 bits, with zero points; NVFP4), AutoAWQ 0.2.9,
+Checked once against the writers themselves: compressed-tensors 0.20.1 (2, 3, 4, 6 and 8 bits, with zero points; NVFP4), AutoAWQ 0.2.9,
 bitsandbytes 0.50.2 (nf4 and fp4, nested).
 """
 
