@@ -581,10 +581,12 @@ def test_a_killed_worker_is_told_and_loses_nothing(tmp_path, monkeypatch):
     source = jsonl(tmp_path / "a.jsonl", DOCUMENTS * 50)
     monkeypatch.setattr("gnomon.data.conversion._BATCH", 1 << 10)
     real = writing.TokenWriter.close
+    # Processes that other tests share live on.
+    before = set(multiprocessing.active_children())
 
     def close(self):
         path = real(self)
-        for child in multiprocessing.active_children():
+        for child in set(multiprocessing.active_children()) - before:
             os.kill(child.pid, signal.SIGKILL)
         return path
 
