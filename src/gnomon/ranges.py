@@ -42,14 +42,9 @@ def check_ranges(settings: Any, path: str = "") -> None:
 
 
 @functools.cache
-def hints_of(kind: type) -> dict[str, Any]:
-    """Field -> type, annotations and all; kept, since making a recipe would otherwise be mostly this."""
-    return typing.get_type_hints(kind, include_extras=True)
-
-
-@functools.cache
 def _intervals(kind: type) -> dict[str, str | None]:
-    return {name: _interval(hint) for name, hint in hints_of(kind).items()}
+    """Field -> interval; kept, since making a recipe would otherwise be mostly this."""
+    return {name: _interval(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
 
 
 def _interval(hint: Any) -> str | None:

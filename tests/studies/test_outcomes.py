@@ -23,26 +23,26 @@ def test_a_fingerprint_is_of_what_decides_the_result():
         assert fingerprint(to_dict(replace(base, {path: value}))) != one, path
 
 
-def planned(seed: int) -> tuple[PlannedRun, dict]:
+def planned(seed: int) -> PlannedRun:
     recipe = replace(preset("tiny"), {"seed": seed})
-    return PlannedRun("one", recipe.optim.lr, seed, recipe, (("optim.lr", 0.02),)), to_dict(recipe)
+    return PlannedRun("one", recipe.optim.lr, seed, recipe, (("optim.lr", 0.02),))
 
 
 def test_what_is_remembered_is_known_again_and_a_cut_line_is_dropped(tmp_path):
     path = tmp_path / "deep" / FILE
     outcome = Outcome("learned", 1.5, 12.34, Path("gone"), ((10, 100, 2.0), (20, 200, 1.5)))
     first, second = planned(0), planned(1)
-    OutcomesFile(path).remember(first[0], outcome, first[1])
+    OutcomesFile(path).remember(first, outcome)
     with open(path, "a") as cut:
         cut.write('{"fingerprint": "b", "val')
     file = OutcomesFile(path)
-    assert len(file) == 1 and file.outcome(second[1], tmp_path) is None
-    file.remember(second[0], Outcome("diverged", math.nan, 1.0, Path("gone")), second[1])
-    file.remember(first[0], Outcome("learned", 9.0, 1.0, Path("gone")), first[1])
+    assert len(file) == 1 and file.outcome(second, tmp_path) is None
+    file.remember(second, Outcome("diverged", math.nan, 1.0, Path("gone")))
+    file.remember(first, Outcome("learned", 9.0, 1.0, Path("gone")))
     again = OutcomesFile(path)
-    found = again.outcome(first[1], tmp_path)
+    found = again.outcome(first, tmp_path)
     assert (found.fate, found.value, found.seconds, found.points) == ("learned", 1.5, 12.3, outcome.points)
-    assert found.folder == tmp_path and math.isnan(again.outcome(second[1], tmp_path).value)
+    assert found.folder == tmp_path and math.isnan(again.outcome(second, tmp_path).value)
     assert [json.loads(line)["trial"] for line in path.read_text().splitlines()] == [{"optim.lr": 0.02}] * 2
 
 

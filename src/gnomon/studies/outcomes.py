@@ -16,6 +16,7 @@ from typing import Any
 from gnomon.errors import UserError
 from gnomon.files import restored, spelled
 from gnomon.studies.study import Outcome, PlannedRun
+from gnomon.train import Recipe, to_dict
 
 FILE = "outcomes.jsonl"
 
@@ -57,17 +58,17 @@ class OutcomesFile:
     def __len__(self) -> int:
         return len(self._records)
 
-    def outcome(self, settings: Mapping[str, Any], folder: Path) -> Outcome | None:
-        """What the run of these settings came to, as far as a line tells; `folder` is where it would lie here."""
-        record = self._records.get(fingerprint(settings))
+    def outcome(self, run: PlannedRun, folder: Path) -> Outcome | None:
+        """What a run of the same recipe came to, as far as a line tells; `folder` is where it would lie here."""
+        record = self._records.get(fingerprint(_settings(run.recipe)))
         if record is None:
             return None
         points = tuple((int(step), int(tokens), value) for step, tokens, value in record["curve"])
         return Outcome(record["fate"], record["value"], record["seconds"], folder, points)
 
-    def remember(self, run: PlannedRun, outcome: Outcome, settings: Mapping[str, Any]) -> None:
-        """Add a finished run that is not there; `settings` are its recipe's."""
-        known_by = fingerprint(settings)
+    def remember(self, run: PlannedRun, outcome: Outcome) -> None:
+        """Add a finished run that is not there."""
+        known_by = fingerprint(_settings(run.recipe))
         if known_by in self._records:
             return
         self._records[known_by] = {
@@ -84,6 +85,11 @@ class OutcomesFile:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
+
+
+def _settings(recipe: Any) -> dict[str, Any]:
+    """A recipe of either kind as nested plain values."""
+    return to_dict(recipe) if isinstance(recipe, Recipe) else recipe.to_dict()
 
 
 def thinned(points: Sequence[Any], limit: int = 12) -> list[Any]:

@@ -36,7 +36,7 @@ def known(run: PlannedRun, study_folder: Path, file: OutcomesFile) -> Outcome | 
     folder = study_folder / run.folder
     own = folder / "outcome.json"
     if not own.exists():
-        return file.outcome(settings_of(run.recipe), folder)
+        return file.outcome(run, folder)
     if isinstance(run.recipe, Recipe):
         open_run(folder, run.recipe)
     elif read_json(folder / RECIPE) != run.recipe.to_dict():
@@ -45,13 +45,6 @@ def known(run: PlannedRun, study_folder: Path, file: OutcomesFile) -> Outcome | 
     # Studies of older versions wrote null for a value that was not finite.
     value = math.nan if found["value"] is None else restored(found["value"])
     return Outcome(found["fate"], value, found["seconds"], folder, _points(folder))
-
-
-def settings_of(recipe: Any) -> dict[str, Any]:
-    """A recipe of either kind as nested plain values."""
-    from gnomon.train.recipe import Recipe, to_dict
-
-    return to_dict(recipe) if isinstance(recipe, Recipe) else recipe.to_dict()
 
 
 def _points(folder: Path) -> tuple[tuple[int, int, float], ...]:

@@ -56,7 +56,7 @@ def run(
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     one = running.pop(future)
                     measured[one] = _result(future, one, running)
-                    file.remember(one, measured[one], planned_run.settings_of(one.recipe))
+                    file.remember(one, measured[one])
                     fresh.append(measured[one])
                     bar.advance(_tokens(one), f"{one}: {_say(measured[one])}")
     finally:
@@ -79,7 +79,7 @@ def _todo(
         found = {one: outcome for one in missing if (outcome := planned_run.known(one, folder, file)) is not None}
         measured.update(found)
         for one, outcome in found.items():
-            file.remember(one, outcome, planned_run.settings_of(one.recipe))
+            file.remember(one, outcome)
         if not found:
             return missing
 
