@@ -23,9 +23,9 @@ SHOWN: dict[str, Any] = {
 
 def rows(study: Study, processes: int) -> list[dict[str, Any]]:
     """One row a variant and one for all; columns as in `SHOWN`. Times are one run after the other."""
-    found = []
+    found, planned = [], list(plan(study))
     for variant in study.variants:
-        steps = [job.recipe.steps for job in plan(study) if job.variant == variant.name]
+        steps = [job.recipe.steps for job in planned if job.variant == variant.name]
         one = expected(variant.recipe, processes)
         share = sum(steps) / variant.recipe.steps
         found.append({
