@@ -11,16 +11,16 @@ import pytest
 from gnomon.errors import UserError
 from gnomon.studies.outcomes import FILE, OutcomesFile, fingerprint, thinned
 from gnomon.studies.study import Outcome, PlannedRun
-from gnomon.train import preset, replace, to_dict
+from gnomon.train import preset, replace
 
 
 def test_a_fingerprint_is_of_what_decides_the_result():
     base = preset("tiny")
-    one = fingerprint(to_dict(base))
+    one = fingerprint(base)
     same = {"parallel.recompute": True, "compute.device": "cpu", "watch.log_every": 5, "watch.keep": 9, "name": "x"}
-    assert fingerprint(to_dict(replace(base, same))) == one
+    assert fingerprint(replace(base, same)) == one
     for path, value in {"seed": 1, "optim.lr": 1e-3, "watch.eval_tokens": 64, "data.batch": 8, "model.width": 64}.items():
-        assert fingerprint(to_dict(replace(base, {path: value}))) != one, path
+        assert fingerprint(replace(base, {path: value})) != one, path
 
 
 def planned(seed: int) -> PlannedRun:

@@ -45,7 +45,7 @@ SMOKE = (BASELINE, "clamped sphere + Muon")
 
 TINY: dict[str, Any] = {
     "steps": 1000, "model.width": 96, "model.heads": 3, "model.context": 64, "model.init_std": 0.1, "schedule.warmup": 50,
-    "data.batch": 8, "watch.eval_every": 100, "watch.eval_tokens": 32768, "watch.probe_every": 500, "watch.save_every": 500,
+    "data.batch": 8, "watch.eval_every": 250, "watch.eval_tokens": 32768, "watch.probe_every": 500, "watch.save_every": 500,
     "optim.adamw_lr": 4e-3, "watch.log_every": 10,
 }  # fmt: skip
 

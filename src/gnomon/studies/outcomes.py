@@ -6,34 +6,49 @@ value, fate, seconds and a few points of the curve. Nothing here needs torch.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gnomon.errors import UserError
 from gnomon.files import restored, spelled
 from gnomon.studies.study import Outcome, PlannedRun
-from gnomon.train import Recipe, to_dict
 
 FILE = "outcomes.jsonl"
 
-# What may differ between two runs that must come out the same: how a run was shared out, and what was looked at.
-_FREE = ("parallel", "name")
-_LOOKS = ("log_every", "probe_every", "probe_tokens", "track_every", "save_every", "keep")
+# What may differ between two runs that must come out the same: how a run was shared out, and when it was looked at.
+_FREE = {
+    "parallel", "name", "compute.device", "watch.log_every", "watch.eval_every", "watch.probe_every", "watch.probe_tokens",
+    "watch.track_every", "watch.save_every", "watch.keep",
+}  # fmt: skip
 
 
-def fingerprint(recipe: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits of the settings (nested plain values) that decide what a run comes to."""
-    kept = {key: value for key, value in recipe.items() if key not in _FREE}
-    if isinstance(kept.get("watch"), Mapping):
-        kept["watch"] = {key: value for key, value in kept["watch"].items() if key not in _LOOKS}
-    if isinstance(kept.get("compute"), Mapping):
-        kept["compute"] = {key: value for key, value in kept["compute"].items() if key != "device"}
-    text = json.dumps(spelled(kept), sort_keys=True)
+def fingerprint(recipe: Any) -> str:
+    """Sixteen hexadecimal digits of the settings of a recipe (a dataclass) that decide what a run comes to.
+
+    Only settings away from their defaults count, so that a setting added later, which old runs had at its default, changes no
+    fingerprint. A default that is changed makes old lines mean another run: then they have to go.
+    """
+    text = json.dumps(spelled(_chosen(recipe)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _chosen(settings: Any, above: str = "") -> Any:
+    """Nested plain values of the settings that are not at their defaults; `above` is the path to them."""
+    if not dataclasses.is_dataclass(settings):
+        return settings
+    kept = {}
+    for field in dataclasses.fields(settings):
+        value, made = getattr(settings, field.name), field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        if above + field.name not in _FREE and value != default:
+            kept[field.name] = _chosen(value, f"{above}{field.name}.")
+    # A part that differs only in what is free does not differ.
+    return {name: value for name, value in kept.items() if value != {}}
 
 
 class OutcomesFile:
@@ -60,7 +75,7 @@ class OutcomesFile:
 
     def outcome(self, run: PlannedRun, folder: Path) -> Outcome | None:
         """What a run of the same recipe came to, as far as a line tells; `folder` is where it would lie here."""
-        record = self._records.get(fingerprint(_settings(run.recipe)))
+        record = self._records.get(fingerprint(run.recipe))
         if record is None:
             return None
         points = tuple((int(step), int(tokens), value) for step, tokens, value in record["curve"])
@@ -68,7 +83,7 @@ class OutcomesFile:
 
     def remember(self, run: PlannedRun, outcome: Outcome) -> None:
         """Add a finished run that is not there."""
-        known_by = fingerprint(_settings(run.recipe))
+        known_by = fingerprint(run.recipe)
         if known_by in self._records:
             return
         self._records[known_by] = {
@@ -85,11 +100,6 @@ class OutcomesFile:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-
-
-def _settings(recipe: Any) -> dict[str, Any]:
-    """A recipe of either kind as nested plain values."""
-    return to_dict(recipe) if isinstance(recipe, Recipe) else recipe.to_dict()
 
 
 def thinned(points: Sequence[Any], limit: int = 12) -> list[Any]:
