@@ -21,6 +21,8 @@ NAMES = {
     "residuals": "how sublayers join the stream (arXiv 2608.02668, 2601.22095)",
     "manifolds": "which manifold holds which matrices (arXiv 2606.13276)",
     "continuity": "leading singular directions through depth (arXiv 2605.04971)",
+    "drift": "whether continuity lasts over 50,000 steps (arXiv 2605.04971)",
+    "instability": "what grows and fails in long runs at a constant rate (arXiv 2606.13276)",
     "recipe": "everything together against tuned baselines",
     "map": "which residual and optimizer at which depth, length, width, rate and batch",
 }

@@ -160,7 +160,7 @@ CLAIMS = (
 
 def figures(page: report.Page, results: Results) -> None:
     """Tracked series over training, and the table of final values."""
-    rows = [{"variant": v.name, **final_values(results, v.name)} for v in results.study.variants if v.group == "MNIST MLP"]
+    rows = [{"variant": v.name, **final_values(results, v.name)} for v in results.study.variants if v.group.startswith("MNIST MLP")]
     if rows:
         page.section("Continuity").table(rows, formats={key: ".3f" for key in rows[0] if key != "variant"})
     shown: dict[str, str] = {
