@@ -91,5 +91,6 @@ def figures(page: report.Page, results: Results) -> None:
     """The course of each net, and the pictures of `gnomon study continuity`."""
     rows = [{"variant": v.name, **course(results, v.name)} for v in results.study.variants]
     if any(len(row) > 1 for row in rows):
-        page.section("Weight v1 over training").table(rows, formats={key: ".3f" for key in ("at the start", "peak", "at the end", "|dW|/|W0|")})
+        shown = {key: ".3f" for key in ("at the start", "peak", "at the end", "|dW|/|W0|")}
+        page.section("Weight v1 over training").table(rows, formats=shown)
     continuity_study.figures(page, results)
