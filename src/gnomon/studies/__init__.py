@@ -88,10 +88,10 @@ def _fitted(variant: Variant, given: Mapping[str, Any]) -> Variant:
 
 
 def _smoke(study: Study, shorten: bool) -> Study:
-    """A tenth of the steps, the middle rate, two seeds."""
+    """A tenth of the steps and at most a hundred, the middle rate, two seeds."""
 
     def short(variant: Variant) -> Variant:
-        recipe = variant.recipe.shortened(0.1) if shorten else variant.recipe
+        recipe = variant.recipe.shortened(min(0.1, 100 / variant.recipe.steps)) if shorten else variant.recipe
         return dataclasses.replace(variant, recipe=recipe, rates=variant.rates[len(variant.rates) // 2 :][:1], space=None)
 
     notes = "A smoke test: everything is run and judged as in a study, and no figure of so short a run means anything."

@@ -11,6 +11,7 @@ they are (|W x| about 0.4 at the start), and the two differ.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from gnomon import report
@@ -49,7 +50,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
 
 
 def course(results: Results, name: str) -> dict[str, float]:
-    """Mean weight v1 over pairs and seeds at its peak and at the end, the step of the peak, and |dW| / |W_0| at the end."""
+    """Mean weight v1 over pairs and seeds: at the start, at its peak, at the end; and |dW| / |W_0| at the end. NaN: never measured."""
     points: dict[int, list[float]] = {}
     for outcome in results.compared(name).values():
         for record in curve(outcome):
@@ -57,7 +58,7 @@ def course(results: Results, name: str) -> dict[str, float]:
                 points.setdefault(record["step"], []).extend(record["weight_v1"].values())
     means = {step: sum(values) / len(values) for step, values in sorted(points.items())}
     if not means:
-        return {}
+        return dict.fromkeys(("at the start", "peak", "step of the peak", "at the end", "|dW|/|W0|"), math.nan)
     peak = max(means, key=lambda step: means[step])
     change = continuity_study.series(results, name, "change")
     return {"at the start": means[min(means)], "peak": means[peak], "step of the peak": peak, "at the end": means[max(means)],
@@ -76,7 +77,7 @@ def _claims(width: int) -> tuple[Claim, ...]:
     def last(name: str, kept: bool) -> Claim:
         def judge(results: Results) -> Finding:
             c = course(results, name)
-            said = f"peak {c['peak']:.2f} at step {c['step of the peak']:,}, {c['at the end']:.2f} at the end"
+            said = f"peak {c['peak']:.2f} at step {c['step of the peak']:,.0f}, {c['at the end']:.2f} at the end"
             return Finding(said, (c["at the end"] > c["peak"] - KEPT) == kept, [c["peak"], c["at the end"]])
 
         return Claim(f"{name}: continuity is {'kept' if kept else 'lost by drift'}", "order only", judge, (name,))
@@ -89,8 +90,8 @@ def _claims(width: int) -> tuple[Claim, ...]:
 
 def figures(page: report.Page, results: Results) -> None:
     """The course of each net, and the pictures of `gnomon study continuity`."""
-    rows = [{"variant": v.name, **course(results, v.name)} for v in results.study.variants]
-    if any(len(row) > 1 for row in rows):
+    rows = [{"variant": v.name, **course(results, v.name)} for v in results.study.variants if results.compared(v.name)]
+    if rows:
         shown = {key: ".3f" for key in ("at the start", "peak", "at the end", "|dW|/|W0|")}
         page.section("Weight v1 over training").table(rows, formats=shown)
     continuity_study.figures(page, results)

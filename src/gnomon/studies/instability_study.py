@@ -78,8 +78,9 @@ def course(results: Results, name: str) -> list[dict[str, float]]:
 
 
 def _grow(results: Results) -> Finding:
-    ends = {name: course(results, name)[-1] for name in ("dgram", "stiefel")}
     keys = ("sigma of query and key", "largest logit")
+    nothing = [dict.fromkeys(keys, math.nan)]
+    ends = {name: (course(results, name) or nothing)[-1] for name in ("dgram", "stiefel")}
     said = "; ".join(f"{n}: σ {e[keys[0]]:.1f}, logit {e[keys[1]]:.0f}" for n, e in ends.items())
     held = all(ends["dgram"][key] > 2 * ends["stiefel"][key] for key in keys)
     return Finding(said, held, [e[key] for e in ends.values() for key in keys])
