@@ -8,6 +8,7 @@ import torch
 
 from gnomon import residual
 from gnomon.models import Transformer, TransformerConfig
+from gnomon.models.config import MODERN
 
 SMALL = dict(vocab_size=257, context=32, layers=2, heads=4, width=32, init_std=0.2)
 
@@ -29,7 +30,10 @@ OPTIONS = {"sphere": {"p": float("inf"), "gain": 2.0}, "geonorm": {"listing": Tr
 OWN = {
     f"{dialect}-{name}": values | dict(residual=name, residual_options=OPTIONS.get(name, {}))
     for (dialect, values), name in itertools.product({"gpt2": GPT2, "llama": LLAMA}.items(), residual.names())
-} | {"biased": LLAMA | dict(head_bias=True, tied=True, qk_norm=True, head_softcap=9.0, attention_softcap=5.0)}
+} | {
+    "biased": LLAMA | dict(head_bias=True, tied=True, qk_norm=True, head_softcap=9.0, attention_softcap=5.0),
+    "modern": LLAMA | dict(mlp="gelu") | MODERN,
+}
 """Every residual in both dialects, and what else the families lack."""
 
 

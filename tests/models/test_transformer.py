@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from gnomon import residual
 from gnomon.errors import UserError
 from gnomon.models import ResidualMLP, Transformer, TransformerConfig, gpt2, llama_34m, tiny, variant
+from gnomon.models.config import MODERN
 from gnomon.models.mlp import ACTIVATIONS, activate
 from gnomon.models.transformer import Attention, Cache
 
@@ -19,6 +22,7 @@ DIALECTS = {
         positions="rope", norm="rms", mlp="swiglu", bias=False, qkv="fused", kv_heads=1, head_dim=10
     ),
     "qk-norm": dict(positions="rope", norm="rms", qk_norm=True),
+    "modern": dict(positions="rope", norm="rms", **MODERN),
     "soft-caps": dict(attention_softcap=5.0, head_softcap=3.0, kv_heads=2),
     "sphere": dict(norm="rms", residual="sphere", residual_options={"p": 2.0}),
 }
@@ -239,6 +243,44 @@ def test_stream_dtype_under_autocast():
         assert seen == [dtype]
 
 
+def test_relu2_is_the_square_of_relu():
+    x = torch.linspace(-3, 3, 13, dtype=torch.float64)
+    expected = np.maximum(x.numpy(), 0) ** 2
+    np.testing.assert_array_equal(activate("relu2", x).numpy(), expected)
+    model = Transformer(TransformerConfig(**SMALL | dict(activation="relu2", bias=False)))
+    mlp, h = model.blocks[0].mlp, torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(
+        mlp(h).detach(), np.maximum((h @ mlp.up.weight.T).detach(), 0) ** 2 @ mlp.down.weight.T.detach().numpy(), rtol=1e-4, atol=1e-6
+    )
+
+
+CAN_BE_SILENT = {name: {} for name in residual.names() if name != "ngpt-step"} | {"sphere": {"clamp": 0.5, "gain": 1.0}}
+
+
+@pytest.mark.parametrize("residual_name, options", CAN_BE_SILENT.items())
+def test_a_model_whose_sublayers_start_at_zero_learns_and_only_they_are_changed(residual_name, options):
+    """At first the blocks say nothing; every output projection has a gradient that is finite and not zero."""
+    settings = SMALL | dict(residual=residual_name, residual_options=options, norm="rms")
+
+    def made(zero):
+        torch.manual_seed(0)
+        return Transformer(TransformerConfig(**settings, zero_init=zero))
+
+    usual, silent = made(False), made(True)
+    writers = [f"blocks.{i}.{name}.weight" for i in range(3) for name in ("attention.output", "mlp.down")]
+    for (name, a), b in zip(usual.named_parameters(), silent.parameters()):
+        assert not b.any() if name in writers else torch.equal(a, b), name
+    silent.loss(tokens(), tokens(1)).backward()
+    gradients = {name: p.grad for name, p in silent.named_parameters() if name in writers}
+    assert len(gradients) == 6 and all(g.isfinite().all() and g.any() for g in gradients.values())
+
+
+@pytest.mark.parametrize("name, options", [("ngpt-step", {}), ("geonorm", {"listing": True})])
+def test_a_residual_in_which_zero_stays_zero_refuses_it(name, options):
+    with pytest.raises(UserError, match="stays zero"):
+        Transformer(TransformerConfig(**SMALL, residual=name, residual_options=options, zero_init=True))
+
+
 VARIANTS = [
     "Res+ReLU",
     "Res+GELU",
@@ -280,7 +322,7 @@ def test_mlp_init_scale_and_mistakes():
     small = ResidualMLP(variant("Res+ReLU", init_scale=0.1)).blocks[0].linear.weight
     assert small.abs().max() <= 0.1 / 16 + 1e-9
     with pytest.raises(UserError, match="relu"):
-        variant("Res+RelU2")
+        variant("Res+RelU3")
     with pytest.raises(UserError):
         variant("Res")
 

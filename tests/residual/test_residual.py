@@ -193,6 +193,7 @@ def test_one_rotation_of_everything_rotates_the_result(name, options):
 
 VANISHING = {
     "sphere": {"start": 1e-12}, "proj-spheret": {"start": 1e-12}, "cay-spheret": {"start": 1e-12},
+    "bounded-sphere": {"start": 1e-12},
     "geonorm": {"clamp": 1e-12}, "ngpt-step": {"start": 1e-12},
 }  # fmt: skip
 
@@ -208,6 +209,15 @@ def test_no_step_is_the_identity(name):
 def test_additive_methods_with_a_silent_branch_are_the_identity(name):
     module, h = residual.make(name, D, index=0, depth=DEPTH).double(), stream(5)
     assert torch.equal(module(h, torch.zeros_like), h)
+
+
+@every
+def test_whether_a_branch_can_start_at_zero_is_known(name, options):
+    """A branch W x with W = 0 has a gradient, and not one beyond measure, where the residual says so, and only there."""
+    module, h = build(name, options), stream(2, 5)
+    W = torch.zeros(D, D, dtype=torch.float64, requires_grad=True)
+    module(module.entry()(h), lambda x: x @ W).square().matmul(torch.arange(D, dtype=torch.float64)).sum().backward()
+    assert (0 < float(W.grad.abs().max()) < 1e6) == module.learns_from_zero
 
 
 def rms(x):
@@ -245,7 +255,13 @@ EQUATIONS = {
     "sphere": lambda h, F: R * unit(h + tangent(h, F(h)) / 2),
     "proj-spheret": lambda h, F: R * unit(h + tangent(h, F(h)) / 2),
     "cay-spheret": lambda h, F: cayley(h, tangent(h, F(h)) / 2),
+    "bounded-sphere": lambda h, F: R * unit(h + bounded(h, tangent(h, F(h)) / 2, math.pi / 8)),
 }
+
+
+def bounded(h, u, ratio):
+    """u, no longer than `ratio` of h."""
+    return u * torch.clamp(ratio * h.norm(dim=-1, keepdim=True) / u.norm(dim=-1, keepdim=True), max=1)
 
 
 def cayley(h, u):
@@ -273,6 +289,23 @@ def test_geonorm_clamp_is_on_the_angle_before_the_decay():
     out = module(h, lambda x: 100 * branch()(x))
     cos = (h * out).sum(-1) / D
     torch.testing.assert_close(cos, torch.full_like(cos, math.cos(math.pi / 4 / 2)))
+
+
+@pytest.mark.parametrize("index", range(DEPTH))
+def test_the_bounded_sphere_turns_no_further_than_its_share(index):
+    """atan of pi/4 over the block's number, whatever the branch says; and it is a sphere with those options spelled out."""
+    module, spelled = (
+        residual.make(name, D, index=index, depth=DEPTH, **options).double()
+        for name, options in [("bounded-sphere", {}), ("proj-spheret", dict(clamp=math.pi / 4, decay="harmonic", count="block"))]
+    )
+    h = R * unit(stream(6))
+
+    def far(x):
+        return 100 * branch()(x)
+
+    assert torch.equal(module(h, far), spelled(h, far)) and torch.equal(module(h, branch()), spelled(h, branch()))
+    cos = (h * module(h, far)).sum(-1) / D
+    torch.testing.assert_close(cos.acos().tan(), torch.full_like(cos, math.pi / 4 / (index // 2 + 1)))
 
 
 def test_geonorm_listing_defects():
@@ -446,7 +479,7 @@ def test_a_stack_of_other_blocks():
     assert [join.count("block") for join in stack] == [1, 1, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("name", ["sphere", "proj-spheret", "cay-spheret", "geonorm", "ngpt-step"])
+@pytest.mark.parametrize("name", ["sphere", "proj-spheret", "cay-spheret", "bounded-sphere", "geonorm", "ngpt-step"])
 @pytest.mark.parametrize("option", ["norm", "eps"])
 def test_a_norm_is_refused_where_there_is_none(name, option):
     assert option not in residual.options(name)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from gnomon import cli
 from gnomon.errors import UserError
 from gnomon.models import Transformer
+from gnomon.models.config import MODERN
 from gnomon.run_folder import checkpoint_folders, read_metrics
 from gnomon.train import loop, postmortem, preset, replace, run_data, saving, train
 
@@ -150,6 +151,22 @@ def test_logit_clip_scales_down(tmp_path):
         for c in (None, 1.0)
     )
     assert max(clipped["attention_logit_max"]) < max(free["attention_logit_max"])
+
+
+@pytest.mark.parametrize("residual, assignment", [("pre-norm", "muon"), ("bounded-sphere", "none"), ("geonorm", "adamw")])
+def test_a_modern_model_starts_silent_and_learns(tmp_path, residual, assignment):
+    modern = {f"model.{key}": value for key, value in MODERN.items()}
+    train(recipe(residual, assignment, steps=40, **modern), tmp_path / "run")
+    metrics = read_metrics(tmp_path / "run")
+    assert metrics[-1]["val_loss"] < metrics[5]["val_loss"] - 0.05
+    written = weights(tmp_path / "run")
+    assert all(written[f"blocks.{i}.{name}.weight"].any() for i in range(2) for name in ("attention.output", "mlp.down"))
+
+
+@pytest.mark.parametrize("assignment", ["stiefel", "dgram", "hetero"])
+def test_zero_is_not_replaced_by_chance_on_a_manifold_without_one(tmp_path, assignment):
+    with pytest.raises(UserError, match="does not hold: it would start at random"):
+        train(recipe(assignment=assignment, **{"model.zero_init": True}), tmp_path / "run")
 
 
 def test_finished_run_is_left_alone(tmp_path):

@@ -8,9 +8,9 @@ from typing import Any
 from gnomon.errors import UserError, check_name
 from gnomon.ranges import Count, NonNegative, Positive, check_ranges
 
-ACTIVATIONS = ("relu", "gelu", "silu", "none", "radial")
+ACTIVATIONS = ("relu", "relu2", "gelu", "silu", "none", "radial")
 
-WITHOUT_NORM = ("geonorm", "ngpt-step", "sphere", "proj-spheret", "cay-spheret")
+WITHOUT_NORM = ("geonorm", "ngpt-step", "sphere", "proj-spheret", "cay-spheret", "bounded-sphere")
 """Residuals that have no norm for `norm` and `norm_eps` to describe."""
 
 
@@ -30,8 +30,8 @@ class TransformerConfig:
         positions: "learned" (GPT-2) or "rope" (Llama, rotate-half layout, base `rope_base`).
         norm: "rms", "layer" or "layer-no-bias", for the residuals that have a norm.
         mlp: "gelu" (tanh form, as GPT-2) or "swiglu".
-        activation: replaces the nonlinearity of the MLP (of its gate, for "swiglu"): "relu", "gelu", "silu", "none" or
-            "radial"; None for the one `mlp` names. For studies of what nonlinearities do (arXiv 2605.04971).
+        activation: replaces the nonlinearity of the MLP (of its gate, for "swiglu"): "relu", "relu2" (its square,
+            arXiv 2109.08668), "gelu", "silu", "none" or "radial"; None for the one `mlp` names.
         bias: biases on the linear layers.
         qkv: "split" into three matrices, or "fused" into one (rows query, key, value).
         tied: the head shares the embedding matrix.
@@ -46,6 +46,9 @@ class TransformerConfig:
         stream: "float32" keeps the stream in fp32 under autocast; "compute" lets it follow the autocast dtype.
         init_std: standard deviation of every matrix before the residual's own factor. GPT-2's 0.02 is about
             1/sqrt(width) of its largest model; narrow models want more.
+        zero_init: the matrices that write to the stream (attention's output, the MLP's down) start at zero, whatever the
+            residual says, so that every sublayer is silent at first. Refused for residuals and manifolds in which a
+            silent sublayer stays silent, or cannot be.
         norm_eps: added to the variance in norms.
     """
 
@@ -73,6 +76,7 @@ class TransformerConfig:
     residual_options: dict[str, Any] = field(default_factory=dict)
     stream: str = "float32"
     init_std: NonNegative = 0.02
+    zero_init: bool = False
     norm_eps: NonNegative = 1e-5
 
     def __post_init__(self) -> None:
@@ -152,6 +156,10 @@ def llama_34m(**changes: Any) -> TransformerConfig:
         tied=False,
     )
     return TransformerConfig(**settings | changes)
+
+
+MODERN: dict[str, Any] = {"activation": "relu2", "zero_init": True, "qk_norm": True, "tied": False}
+"""What small-GPT speed runs have settled on since GPT-2, as changes of any model: `tiny(**MODERN)`."""
 
 
 def tiny(**changes: Any) -> TransformerConfig:

@@ -24,7 +24,7 @@ class MLPConfig:
         width: D.
         inputs, outputs: sizes of the first and last linear maps (784 pixels, 10 classes).
         residual: False drops the skip path: x' = activation(W x).
-        activation: "relu", "gelu", "silu", "none" (linear), or "radial", x tanh(|x|), which commutes with rotations.
+        activation: "relu", "relu2", "gelu", "silu", "none" (linear), or "radial", x tanh(|x|), which commutes with rotations.
         layer_norm: put a LayerNorm before W.
         init: "torch" (nn.Linear's uniform init, +-1/sqrt(D)) or "he" (normal, variance 2/D).
         init_scale: factor on the hidden matrices after that.
@@ -107,6 +107,8 @@ def activate(name: str, x: Tensor) -> Tensor:
     """One of `ACTIVATIONS` by name."""
     if name == "none":
         return x
+    if name == "relu2":
+        return F.relu(x).square()
     if name == "radial":
         return x * torch.tanh(x.norm(dim=-1, keepdim=True))
     return getattr(F, name)(x)

@@ -21,6 +21,7 @@ from gnomon.errors import UserError
 from gnomon.geometry.sphere import widen
 from gnomon.models.config import TransformerConfig
 from gnomon.models.mlp import activate
+from gnomon.residual.base import WRITERS
 
 
 class Cache:
@@ -176,9 +177,20 @@ class Transformer(Stack):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw every matrix from N(0, init_std^2) times the factor its residual prescribes for its role."""
+        """Draw every matrix from N(0, init_std^2) times the factor its residual prescribes for its role, or zero where
+        `zero_init` says so.
+
+        Raises:
+            UserError: a sublayer that starts at zero would never learn.
+        """
         for block in self.blocks:
             for join, branch in ((block.join_attention, block.attention), (block.join_mlp, block.mlp)):
+                if self.config.zero_init and not join.learns_from_zero:
+                    raise UserError(
+                        f"model.zero_init starts every sublayer at zero, and residual {self.config.residual!r} with options "
+                        f"{self.config.residual_options} takes only the direction of what a sublayer says: zero has none, sends no "
+                        "gradient, and stays zero. Leave zero_init out, or take another residual."
+                    )
                 for role, linear in branch.named_children():
                     if isinstance(linear, nn.Linear):
                         _init_linear(linear, role, self.config, join.init_scale)
@@ -389,7 +401,9 @@ def _init_linear(linear: nn.Linear, role: str, c: TransformerConfig, scale: Call
     parts = {"query": c.heads * c.d_head, "key": kv, "value": kv} if role == "qkv" else {role: linear.out_features}
     row = 0
     for part, rows in parts.items():
-        nn.init.normal_(linear.weight[row : row + rows], std=c.init_std * scale(part))
+        # Drawn with zero spread too: all other matrices then are those of the same seed without zero_init.
+        factor = 0.0 if c.zero_init and part in WRITERS else scale(part)
+        nn.init.normal_(linear.weight[row : row + rows], std=c.init_std * factor)
         row += rows
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)

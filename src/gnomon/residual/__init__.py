@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, get_type_hints
@@ -42,6 +43,9 @@ __all__ = [
     "stack",
 ]
 
+BOUNDED: dict[str, Any] = {"clamp": math.pi / 4, "decay": "harmonic", "count": "block"}
+"""Options with which the turns of all sublayers together stay bounded at any depth: those of GeoNorm."""
+
 _KINDS: dict[str, type[Residual] | partial[SphereResidual]] = {
     "pre-norm": PreNorm,
     "post-norm": PostNorm,
@@ -57,6 +61,7 @@ _KINDS: dict[str, type[Residual] | partial[SphereResidual]] = {
     "sphere": SphereResidual,
     "proj-spheret": partial(SphereResidual, p=1.0),
     "cay-spheret": partial(SphereResidual, p=2.0),
+    "bounded-sphere": partial(SphereResidual, p=1.0, **BOUNDED),
 }
 
 
@@ -65,6 +70,9 @@ def names() -> Mapping[str, str]:
     lines = {name: f"{_class(kind).summary} ({_class(kind).source})" for name, kind in _KINDS.items()}
     lines["proj-spheret"] = f"sphere with p = 1, the projection ({SphereResidual.source})"
     lines["cay-spheret"] = f"sphere with p = 2, the Cayley transform ({SphereResidual.source})"
+    lines["bounded-sphere"] = (
+        f"sphere with p = 1 and GeoNorm's bound on the turns, pi/4 over the block's number ({SphereResidual.source}, 2601.22095)"
+    )
     return lines
 
 

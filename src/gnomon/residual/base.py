@@ -44,6 +44,8 @@ class Residual(nn.Module, ABC):
 
     summary: ClassVar[str]
     source: ClassVar[str]
+    learns_from_zero: bool = True
+    """Whether a branch that says nothing gets a gradient of sensible size, so that its last matrix may start at zero."""
 
     def __init__(self, dim: int, *, index: int, depth: int, per_block: int = 2):
         super().__init__()

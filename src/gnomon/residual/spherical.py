@@ -141,6 +141,8 @@ class GeoNorm(Residual):
         if listing and clamp != math.pi / 4:
             raise UserError(f"the printed listing clamps at pi/4 whatever it is told; clamp={clamp} is for listing=False")
         self.cap, self.listing = turn_bound(self.decay, clamp), listing
+        # The listing turns along v / |v|.
+        self.learns_from_zero = not listing
         self.radius = math.sqrt(dim) if radius is None else radius
         if listing:
             self.decays = decay in ("sqrt", "linear")
@@ -190,6 +192,7 @@ class NGPTStep(Residual):
 
     summary = "nGPT step: interpolate towards the normalised branch, then normalise"
     source = "arXiv 2410.01131"
+    learns_from_zero = False
 
     def __init__(
         self,

@@ -5,7 +5,8 @@ Legend: B batch, T context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,14 +81,27 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
         model.start_at_frequencies(torch.from_numpy(data.frequencies(tokens, recipe.model.vocab_size)).to(device))
     loss = parallelise(model, recipe, ranks)
     assigned = optimizer.assignment(model, recipe.optim)
+    moved_by = optimizer.build(model, recipe.optim, assigned)
+    if recipe.model.zero_init and recipe.init is None:
+        _still_zero(getattr(moved_by, "placed", []))
     return Run(
         recipe, folder, ranks, device, model, anatomy.read(model), loss, assigned,
-        optimizer=optimizer.build(model, recipe.optim, assigned),
+        optimizer=moved_by,
         tracker=Tracker(model, watch.track_every) if watch.track_every else None,
         tokens=tokens, val=val, probe_tokens=val[0][: max(watch.probe_tokens // T, 1)],
         bytes_per_token=val_tokens.bytes_per_token,
         autocast=autocast(recipe.compute, device), adopted=adopted,
     )  # fmt: skip
+
+
+def _still_zero(placed: Sequence[Mapping[str, Any]]) -> None:
+    """Raise where a matrix that should start at zero was put on a manifold without a zero."""
+    for row in placed:
+        if row["change"] == math.inf:
+            raise UserError(
+                f"model.zero_init starts {row['name']} at zero, which {row['manifold']} does not hold: it would start at random. "
+                "Leave zero_init out, or take an assignment that leaves these matrices free, e.g. optim.assignment=none."
+            ).of("main")
 
 
 def _checked_data(recipe: Recipe, folder: Path, ranks: Ranks = ALONE) -> tuple[Any, Any]:

@@ -75,7 +75,7 @@ _BOTH: dict[str, tuple[str, Callable[[TransformerConfig], bool]]] = {
 # Carried over or without effect on the outputs. Any other setting must have its default: one not known here is an obstacle.
 _CARRIED = {
     "vocab_size", "context", "layers", "heads", "width", "kv_heads", "head_dim", "mlp_width", "positions", "rope_base", "norm",
-    "mlp", "bias", "qkv", "tied", "residual", "residual_options", "stream", "init_std", "norm_eps",
+    "mlp", "bias", "qkv", "tied", "residual", "residual_options", "stream", "init_std", "zero_init", "norm_eps",
 }  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def match_qkv(tensors: Mapping[str, Tensor], config: TransformerConfig) -> dict[
 
 def from_hf_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `TransformerConfig` from the config.json of a GPT-2 or Llama; what decides nothing of the
-    outputs (qkv, stream, init_std) and the residual are left open.
+    outputs (qkv, stream, init_std, zero_init) and the residual are left open.
 
     Raises:
         UserError: another model type, or a setting that gnomon's blocks do not have.
