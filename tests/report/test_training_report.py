@@ -232,3 +232,23 @@ def test_writes_the_page_and_the_figures(tmp_path):
     assert path == tmp_path / "out" / "report.html" and path.stat().st_size > 500_000
     assert {file.name for file in (tmp_path / "out" / "figures").iterdir()} == {
         f"loss-{x}.{ending}" for x in ("tokens", "seconds") for ending in ("png", "svg", "csv")}
+
+
+def test_records_by_place_are_drawn_as_lists_were(tmp_path):
+    """The record of a monitor: sublayers and blocks by name, a list of heads a block."""
+    places = [f"text.{i}.{name}" for i in range(LAYERS) for name in ("attention", "mlp")]
+    named = []
+    for row in metrics(40):
+        for key in ("stream_norm", "angle"):
+            if key in row:
+                row[key] = dict(zip(places, row[key]))
+        if "attention_logit_max" in row:
+            row["attention_logit_max"] = {place: [at, -1.0] for place, at in zip(places[::2], row["attention_logit_max"])}
+            row["sigma_max"] = {f"text.{i}.expert{e}.up": 1.0 + i for i in range(LAYERS) for e in range(2)}
+        named.append(row)
+    old, new = (run_page(read_runs([make(tmp_path / name, rows)])) for name, rows in (("old", metrics(40)), ("new", named)))
+    assert charts(old) == charts(new)
+    for chart in ("stream-norm-depth", "angle-max", "attention-logit-max-depth", "attention-logit-max-max"):
+        assert json.loads(new._figures[chart]["data"]["values"]) == json.loads(old._figures[chart]["data"]["values"])
+    assert {row["tensors"] for row in json.loads(new._figures["sigma-max"]["data"]["values"])} == {"up"}
+    assert summary(tmp_path / "new")["max_attention_logit"] == 40

@@ -161,6 +161,8 @@ def _largest(run: Run, key: str) -> float | None:
 
 
 def numbers(value: Any) -> list[float]:
-    """The finite numbers in a number, a list or a dict of numbers."""
-    inside = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
+    """The finite numbers in a number, a list, or a dict of numbers and lists."""
+    if isinstance(value, dict):
+        return [number for item in value.values() for number in numbers(item)]
+    inside = value if isinstance(value, list) else [value]
     return [item for item in inside if drawable(item)]

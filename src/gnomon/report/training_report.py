@@ -1,8 +1,8 @@
 """The report of one run, or of several side by side.
 
 A metric is drawn by its type, so that one nobody has heard of gets a chart too: a number as a curve, a list
-over depth as a profile and as a curve of its extreme, a dict (tensor -> number) as one small chart for every
-group of tensors that differ only by their layer.
+over depth as a profile and as a curve of its extreme (also a dict of which `gnomon.series` says so), another dict
+(matrix -> number) as one small chart for every group of matrices that differ only by their layer.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon import series
 from gnomon.files import flatten
 from gnomon.report.chart_data import drawable, noisy
 from gnomon.report.chart_options import Axis, Line, Series
 from gnomon.report.charts import curves, profile
-from gnomon.report.known_metrics import SECTIONS, Measure, in_order, measure
 from gnomon.report.page import Page
 from gnomon.report.runs import SUMMARY, Run, numbers, read_runs, summary
 
-# Bookkeeping rather than results; the two losses have a section of their own.
-_NOT_MEASURES = {"step", "tokens", "seconds", "loss", "val_loss"}
+# Bookkeeping and places rather than results; the two losses have a section of their own.
+_NOT_MEASURES = {"step", "tokens", "seconds", "loss", "val_loss", "massive_channel", "massive_position"}
 _HALF = (330, 210)
 
 
@@ -60,13 +60,13 @@ def run_page(runs: Sequence[Run], title: str | None = None) -> Page:
     if len(runs) > 1:
         page.table(differing, title="Settings that differ")
     _losses(page, runs)
-    keys = in_order(_measured(runs))
-    for section in SECTIONS:
-        here = [key for key in keys if measure(key).section == section]
+    keys = series.in_order(_measured(runs))
+    for section in series.SECTIONS:
+        here = [key for key in keys if series.known(key).section == section]
         if here:
             page.section(section)
         for key in here:
-            _draw(page, runs, key, measure(key))
+            _draw(page, runs, key, series.known(key))
     page.section("Settings")
     page.table(common, title="Shared by all runs" if len(runs) > 1 else "Recipe", folded=True)
     for run in runs:
@@ -76,8 +76,8 @@ def run_page(runs: Sequence[Run], title: str | None = None) -> Page:
 
 
 def tensor_group(name: str) -> str:
-    """A tensor's name without its place in the depth: `layers.3.mlp.up.weight` -> `mlp.up`."""
-    parts = re.sub(r"\.weight$", "", name).split(".")
+    """A tensor's name, or a place, without its depth: `layers.3.mlp.up.weight` -> `mlp.up`, `text.3.expert7.up` -> `up`."""
+    parts = re.sub(r"\.expert\d+(?=\.)|\.weight$", "", name).split(".")
     last = max((i for i, part in enumerate(parts) if part.isdigit()), default=-1)
     return ".".join(parts[last + 1 :]) or name
 
@@ -135,34 +135,34 @@ def _losses(page: Page, runs: Sequence[Run]) -> None:
             page.chart(chart, told if smoothing and width == 1 else "", f"{key}-{x}", width)
 
 
-def _draw(page: Page, runs: Sequence[Run], key: str, known: Measure) -> None:
+def _draw(page: Page, runs: Sequence[Run], key: str, known: series.Series) -> None:
     kinds = {type(row[key]) for run in runs for row in run.metrics if numbers(row.get(key))}
-    if dict in kinds:
-        _draw_tensors(page, runs, key, known)
-    elif list in kinds:
+    if list in kinds or dict in kinds and known.over in ("sublayer", "head"):
         _draw_depth(page, runs, key, known)
+    elif dict in kinds:
+        _draw_tensors(page, runs, key, known)
     else:
         half_life = max((len(run.metrics) / 100 for run in runs if noisy(run.column(key))), default=0)
         rows = _rows(runs, key, "step")
         chart = curves(rows, "step", Axis(key, _y(known), _wide(rows, key)), _by_run(runs), known.title,
                        line=Line(focus=0.02, half_life=half_life), size=_HALF)
-        page.chart(chart, known.caption, key, 0.5)
+        page.chart(chart, known.meaning, key, 0.5)
 
 
-def _draw_depth(page: Page, runs: Sequence[Run], key: str, known: Measure) -> None:
+def _draw_depth(page: Page, runs: Sequence[Run], key: str, known: series.Series) -> None:
     profiles, extremes = [], []
     pick = max if known.worst == "max" else min
     for run in runs:
-        probes = [row for row in run.metrics if isinstance(row.get(key), list) and numbers(row[key])]
-        extremes += [{"step": row["step"], "run": run.name, key: pick(numbers(row[key]))} for row in probes]
+        probes = [(row["step"], values) for row in run.metrics if numbers(values := series.over_depth(key, row.get(key)))]
+        extremes += [{"step": step, "run": run.name, key: pick(numbers(values))} for step, values in probes]
         for moment, place in _moments(len(probes), len(runs)):
             profiles += [{"depth": i, "run": run.name, "probe": moment, key: value}
-                         for i, value in enumerate(probes[place][key])]
+                         for i, value in enumerate(probes[place][1])]
     # One run: the moments get the colours. Several: the runs do, and dashes tell the moments apart.
     by = Series("run", _names(runs), dash="probe") if len(runs) > 1 else Series("probe")
-    over_depth = profile(profiles, Axis("depth", "depth (index)"), Axis(key, _y(known), _wide(profiles, key)), by,
-                         f"{known.title} over depth", size=_HALF)
-    page.chart(over_depth, known.caption, f"{key}-depth", 0.5)
+    depths = profile(profiles, Axis("depth", "depth (index)"), Axis(key, _y(known), _wide(profiles, key)), by,
+                     f"{known.title} over depth", size=_HALF)
+    page.chart(depths, known.meaning, f"{key}-depth", 0.5)
     if not _lines(extremes):
         return
     over_steps = curves(extremes, "step", Axis(key, _y(known), _wide(extremes, key)), _by_run(runs),
@@ -170,7 +170,7 @@ def _draw_depth(page: Page, runs: Sequence[Run], key: str, known: Measure) -> No
     page.chart(over_steps, "", f"{key}-{known.worst}", 0.5)
 
 
-def _draw_tensors(page: Page, runs: Sequence[Run], key: str, known: Measure) -> None:
+def _draw_tensors(page: Page, runs: Sequence[Run], key: str, known: series.Series) -> None:
     rows = []
     for run in runs:
         for row in run.metrics:
@@ -183,7 +183,7 @@ def _draw_tensors(page: Page, runs: Sequence[Run], key: str, known: Measure) -> 
     wide = _wide(rows, "smallest") or _wide(rows, "largest")
     chart = curves(rows, "step", Axis(key, log=wide), _by_run(runs), known.title, panel="tensors",
                    line=Line(band=("smallest", "largest")))
-    page.chart(chart, f"{known.caption} Line: median over layers. Band: smallest to largest.".strip(), key)
+    page.chart(chart, f"{known.meaning} Line: median over layers. Band: smallest to largest.".strip(), key)
 
 
 def _moments(count: int, runs: int) -> list[tuple[str, int]]:
@@ -212,7 +212,7 @@ def _lines(rows: Sequence[dict]) -> bool:
     return max(counts.values(), default=0) > 1
 
 
-def _y(known: Measure) -> str:
+def _y(known: series.Series) -> str:
     return known.unit or known.title
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gnomon.series import over_depth
 from gnomon.studies.claims import beats, diverges, ranking
 from gnomon.studies.results import Results, curve
 from gnomon.studies.scales import contestant, rates_for, sized
@@ -72,8 +73,8 @@ def paper_s(assignment: str) -> str:
 
 def largest_logit(results: Results, name: str) -> float:
     """Over steps, blocks and seeds; NaN where no run was probed."""
-    records = [r for out in results.compared(name).values() for r in curve(out) if r.get("attention_logit_max")]
-    return max((max(r["attention_logit_max"]) for r in records), default=math.nan)
+    records = [record.get("attention_logit_max") for out in results.compared(name).values() for record in curve(out)]
+    return max((max(logits) for at in records if (logits := over_depth("attention_logit_max", at))), default=math.nan)
 
 
 def _logits(results: Results) -> Finding:

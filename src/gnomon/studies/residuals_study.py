@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gnomon import report
+from gnomon.series import over_depth
 from gnomon.studies.claims import beats
 from gnomon.studies.results import Results, curve
 from gnomon.studies.scales import contestant, sized
-from gnomon.studies.study import Claim, Finding, Study, Variant
+from gnomon.studies.study import Claim, Finding, Outcome, Study, Variant
 from gnomon.train import replace
 from gnomon.train.presets import BASELINE
 
@@ -150,12 +151,17 @@ def kept(angles: Sequence[float]) -> float:
     return math.prod(math.cos(angle) for angle in angles)
 
 
+def angles(outcome: Outcome) -> list[list[float]]:
+    """By which each sublayer turned, at every step that was measured."""
+    return [turns for record in curve(outcome) if (turns := over_depth("angle", record.get("angle")))]
+
+
 def _stall(results: Results) -> Finding:
     """How far the sphere without a head bias turns at each rate, and where it learns little more than token frequencies."""
     said, runs = [], results.tuned(f"p=1, {BARE}")
     for rate, outcome in runs.items():
-        probes = [record["angle"] for record in curve(outcome) if record.get("angle")]
-        ratio = max((math.tan(max(angles)) for angles in probes), default=math.nan)
+        probes = angles(outcome)
+        ratio = max((math.tan(max(turns)) for turns in probes), default=math.nan)
         left = min(map(kept, probes), default=math.nan)
         said.append(f"lr {rate:g}: {outcome.value:.2f} ({outcome.fate}), ratio up to {ratio:.1f}, {left:.1e} of the input kept")
     losses = [outcome.value for outcome in runs.values() if outcome.fate != "diverged"] or [math.nan]
@@ -186,7 +192,7 @@ def figures(page: report.Page, results: Results) -> None:
         {"variant": v.name, "group": v.group or "all", "lr": rate, "loss": out.value,
          "kept": kept(probes[-1])}
         for v, rate, out in runs if out.fate != "diverged"
-        if (probes := [record["angle"] for record in curve(out) if record.get("angle")])
+        if (probes := angles(out))
     ]  # fmt: skip
     if ends:
         page.section("What is left of the input")
@@ -196,7 +202,7 @@ def figures(page: report.Page, results: Results) -> None:
         page.chart(chart, "Every run on a sphere, tuning runs included.", "kept")
     steps = [
         {"run": f"{v.name.removeprefix(f'p=1, {BARE}').lstrip(', ') or 'plain'}, lr {rate:g}", "step": record["step"],
-         "turn": max(record["angle"]), "alike": record["stream_coherence"][-1]}
+         "turn": max(over_depth("angle", record["angle"])), "alike": over_depth("stream_coherence", record["stream_coherence"])[-1]}
         for v in spheres if v.group == BARE
         for rate, out in results.tuned(v.name).items() for record in curve(out) if record.get("angle")
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from gnomon import report
 from gnomon.errors import UserError
 from gnomon.files import atomic, read_json
 from gnomon.progress import duration
+from gnomon.series import over_depth
 from gnomon.studies import verdict
 from gnomon.studies.results import Results, after_training, curve
 from gnomon.studies.study import Study
@@ -145,7 +146,7 @@ def band(results: Results, name: str, key: str, pick: Callable[[Any], float] = f
     for run in runs:
         for record in run:
             if record.get(key) is not None:
-                found.setdefault(record["step"], []).append(pick(record[key]))
+                found.setdefault(record["step"], []).append(pick(over_depth(key, record[key]) or record[key]))
     return [
         {"variant": name, "step": step, key: statistics.fmean(v), "low": min(v), "high": max(v)}
         for step, v in sorted(found.items()) if len(v) == len(runs)
@@ -209,7 +210,7 @@ def _over_steps(page: report.Page, results: Results, names: list[str], where: st
 
 
 def _last(records: list[dict[str, Any]], key: str) -> list[float]:
-    return next((r[key] for r in reversed(records) if r.get(key)), [])
+    return next((values for r in reversed(records) if (values := over_depth(key, r.get(key)))), [])
 
 
 def _chart(page: report.Page, make: Callable[[], Any], caption: str, name: str) -> None:

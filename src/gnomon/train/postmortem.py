@@ -14,6 +14,7 @@ from gnomon.errors import UserError
 from gnomon.files import write_json
 from gnomon.models.transformer import Transformer
 from gnomon.run_folder import POSTMORTEM
+from gnomon.series import over_depth
 from gnomon.sharding import whole
 from gnomon.train.device import Autocast
 from gnomon.train.distributed import ALONE, Ranks, uncompiled
@@ -108,7 +109,8 @@ def likely_cause(first: str, recent: list[dict[str, Any]], weight: float = 0.0) 
     """A sentence from what the metrics show, and the size of the largest weight; it says so when they show nothing."""
     if first.startswith("the weight"):
         return "the weights were damaged before this step: a bad checkpoint, or memory errors"
-    logits = [max(r["attention_logit_max"]) for r in recent if all_finite(r.get("attention_logit_max"))]
+    probed = [over_depth("attention_logit_max", record.get("attention_logit_max")) for record in recent]
+    logits = [max(values) for values in probed if all_finite(values)]
     if logits and logits[-1] > 100:
         return (
             f"attention logits reached {logits[-1]:.3g} (from {logits[0]:.3g}), so softmax saturated; lower the "
