@@ -32,7 +32,8 @@ OWN = {
     for (dialect, values), name in itertools.product({"gpt2": GPT2, "llama": LLAMA}.items(), residual.names())
 } | {
     "biased": LLAMA | dict(head_bias=True, tied=True, qk_norm=True, head_softcap=9.0, attention_softcap=5.0),
-    "modern": LLAMA | dict(mlp="gelu") | MODERN,
+    "anchored-sphere": GPT2 | dict(residual="sphere", anchor=True),
+    "modern": LLAMA | dict(mlp="gelu", anchor=True) | MODERN,
 }
 """Every residual in both dialects, and what else the families lack."""
 

@@ -43,6 +43,8 @@ class TransformerConfig:
         head_softcap: the same on the output logits.
         residual: how sublayers join the stream, one of `gnomon.residual.names()`.
         residual_options: its options, e.g. {"p": 1.0}.
+        anchor: after every sublayer the stream may go back towards the state that entered the blocks, by an amount that is
+            learned and starts at 0 (`gnomon.models.anchor`).
         stream: "float32" keeps the stream in fp32 under autocast; "compute" lets it follow the autocast dtype.
         init_std: standard deviation of every matrix before the residual's own factor. GPT-2's 0.02 is about
             1/sqrt(width) of its largest model; narrow models want more.
@@ -74,6 +76,7 @@ class TransformerConfig:
     head_softcap: Positive | None = None
     residual: str = "pre-norm"
     residual_options: dict[str, Any] = field(default_factory=dict)
+    anchor: bool = False
     stream: str = "float32"
     init_std: NonNegative = 0.02
     zero_init: bool = False

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gnomon import residual
 from gnomon.errors import UserError
 from gnomon.geometry.sphere import widen
+from gnomon.models.anchor import Anchor
 from gnomon.models.config import TransformerConfig
 from gnomon.models.mlp import activate
 from gnomon.residual.base import WRITERS
@@ -145,10 +146,11 @@ class Stack(nn.Module):
             x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
         rope = None if self.rope is None else self.rope(place)
         h_BTD = self.entry(x_BTD)
+        start_BTD = h_BTD if self.config.anchor else None
         for index, block in enumerate(self.blocks):
             if seen is not None:
                 seen.append(h_BTD)
-            h_BTD = block(h_BTD, rope, cache, index, mask, explicit)
+            h_BTD = block(h_BTD, rope, cache, index, mask, explicit, start_BTD)
         if seen is not None:
             seen.append(h_BTD)
         return self.exit(h_BTD)
@@ -234,6 +236,7 @@ class Block(nn.Module):
         self.attention = Attention(c)
         self.join_mlp = residual.make(c.residual, c.width, index=2 * index + 1, **place)
         self.mlp = MLP(c)
+        self.anchor_attention, self.anchor_mlp = (Anchor(c.residual), Anchor(c.residual)) if c.anchor else (None, None)
 
     def forward(
         self,
@@ -243,10 +246,13 @@ class Block(nn.Module):
         index: int,
         mask: Tensor | None = None,
         explicit: Explicit | None = None,
+        start: Tensor | None = None,
     ) -> Tensor:
         # Functions, not modules: whoever moves the arguments of a call to its device would move a module's weights.
         h = self.join_attention(h, lambda x: self.attention(x, rope, cache, index, mask, explicit))
-        return self.join_mlp(h, lambda x: self.mlp(x))
+        h = h if self.anchor_attention is None else self.anchor_attention(h, start)
+        h = self.join_mlp(h, lambda x: self.mlp(x))
+        return h if self.anchor_mlp is None else self.anchor_mlp(h, start)
 
 
 class Attention(nn.Module):
