@@ -4,6 +4,10 @@ Every contestant is tuned in full at a common centre, all over one space with on
 optimizer does not read is left out, what its residual has of its own is added. Then one axis moves at a time, from the settings
 that won at the centre; there the rate alone is searched again, over a factor of two to each side and on where that is the edge.
 
+Two groups stand beside the centre. "modern": the block with ReLU squared, output projections that start at zero, QK-norm and an
+untied head, tuned by itself, since a win over the plain block alone is one over a block of 2019; along "modern depth" as well.
+"anchor" and "anchor depth": an anchor in what won there.
+
 At scale "tiny" the centre is 6 layers of width 96, 512 bytes a step, 1,000 steps. `--variants depth` (or another group) runs one
 axis; another text is `--data`.
 """
@@ -15,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gnomon import report
+from gnomon.models import config as models
 from gnomon.studies.claims import beats
 from gnomon.studies.results import Results
 from gnomon.studies.scales import sized
@@ -41,6 +46,14 @@ CONTESTANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Residual, assignment, and what the contestant changes besides."""
 
+DEEP = "clamped sphere by block + Muon"
+
+MODERN: dict[str, Any] = {f"model.{key}": value for key, value in models.MODERN.items()}
+MODERNISED = (BASELINE, "Pre-LN + AdamW", DEEP)
+
+ANCHORED = (BASELINE, DEEP)
+"""One residual that adds, where an anchor is added, and one on a sphere, where it turns."""
+
 SMOKE = (BASELINE, "clamped sphere + Muon")
 
 TINY: dict[str, Any] = {
@@ -61,6 +74,7 @@ SPACE: dict[str, Log | Choice] = {
     "optim.adamw_weight_decay": Choice((0.0, 0.01, 0.03, 0.1, 0.2)),
     "optim.adamw_lr": Log(1e-3, 2e-2),
     "optim.embedding_lr": Log(1e-3, 4e-2),
+    "optim.head_lr": Log(1e-3, 4e-2),
     "optim.vector_lr": Log(1e-3, 4e-2),
     "optim.betas": Choice(((0.9, 0.95), (0.9, 0.98), (0.9, 0.99), (0.8, 0.95))),
     "optim.momentum": Choice((0.9, 0.95, 0.98)),
@@ -83,11 +97,11 @@ AXES: dict[str, dict[str, tuple[dict[str, Any], float]]] = {
 }
 """Axis -> point -> (what is changed, share of the steps)."""
 
+RETUNED = (0.5, 1.0, 2.0)
+"""Times the rate that won: where the search along an axis begins."""
+
 FACTORS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Of the axis "rate": times the rate that won, each compared as it is."""
-
-
-DEEP = "clamped sphere by block + Muon"
 
 
 def _ahead_at_depth(margin: float = 0.03) -> Claim:
@@ -119,12 +133,18 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     variants = []
     for name, (residual, assignment, own) in CONTESTANTS.items():
         recipe = replace(sized(scale, "gpt2-small", (residual, assignment), TINY, SMALL), {**own, **changes}, shared=True)
-        variants.append(_contestant(name, recipe, None if name == BASELINE else BASELINE, "centre", space=space_of(recipe)))
+        variants.append(_contestant(name, recipe, BASELINE, "centre"))
         for axis, points in AXES.items():
-            for point, (moved, share) in points.items():
-                there = replace(recipe, moved).shortened(share)
-                variants.append(_moved(name, point, axis, there, (0.5, 1.0, 2.0), moved, share))
-        variants += [_moved(name, f"rate x {factor:g}", "rate", recipe, (factor,), {}, 1.0) for factor in FACTORS]
+            variants += [_moved(name, recipe, BASELINE, axis, point, *there) for point, there in points.items()]
+        variants += [_moved(name, recipe, BASELINE, "rate", f"rate x {factor:g}", {}, 1.0, (factor,)) for factor in FACTORS]
+        if name in MODERNISED:
+            new, base = replace(recipe, MODERN), modern(BASELINE)
+            variants.append(_contestant(modern(name), new, base, "modern"))
+            for point, there in AXES["depth"].items():
+                variants.append(_moved(modern(name), new, base, "modern depth", point, *there))
+        if name in ANCHORED:
+            variants.append(_anchored(name, recipe, name, "anchor", {}))
+            variants.append(_anchored(name, recipe, f"{name}, 24 layers", "anchor depth", {"model.layers": 24}))
     return Study(
         name="map",
         title="The map: what to take at which depth, length, width, rate and batch",
@@ -144,7 +164,7 @@ def space_of(recipe: Recipe) -> Space:
     for path, knob in SPACE.items():
         if path == "schedule.warmup":
             found[path] = Choice(tuple(round(share * recipe.steps) for share in knob.values))
-        elif path not in nothing:
+        elif path not in nothing and not (path == "optim.head_lr" and recipe.model.tied):
             found[path] = knob
     for option, knobs in OWN.items():
         if option in recipe.model.residual_options:
@@ -152,15 +172,30 @@ def space_of(recipe: Recipe) -> Space:
     return found
 
 
-def _contestant(name: str, recipe: Recipe, baseline: str | None, group: str, **more: Any) -> Variant:
-    return Variant(name, recipe, (recipe.optim.lr,), baseline, group, **more)
+def modern(name: str) -> str:
+    """The contestant with the modern block."""
+    return f"{name}, modern"
+
+
+def _contestant(name: str, recipe: Recipe, baseline: str, group: str) -> Variant:
+    """One that is tuned in full."""
+    return Variant(name, recipe, (recipe.optim.lr,), None if name == baseline else baseline, group, space=space_of(recipe))
 
 
 def _moved(
-    name: str, point: str, axis: str, recipe: Recipe, rates: tuple[float, ...], moved: Mapping[str, Any], share: float
-) -> Variant:
-    baseline = None if name == BASELINE else f"{BASELINE}, {point}"
-    return Variant(f"{name}, {point}", recipe, rates, baseline, axis, like=name, moved=moved, share=share)
+    name: str, recipe: Recipe, baseline: str, axis: str, point: str, moved: Mapping[str, Any], share: float,
+    rates: tuple[float, ...] = RETUNED,
+) -> Variant:  # fmt: skip
+    """The settings that won at the centre, at a point of an axis."""
+    against = None if name == baseline else f"{baseline}, {point}"
+    there = replace(recipe, moved).shortened(share)
+    return Variant(f"{name}, {point}", there, rates, against, axis, like=name, moved=moved, share=share)
+
+
+def _anchored(name: str, recipe: Recipe, plain: str, group: str, moved: Mapping[str, Any]) -> Variant:
+    """The settings that won at the centre with an anchor, against those without."""
+    moved = {"model.anchor": True, **moved}
+    return Variant(f"{plain}, anchored", replace(recipe, moved), RETUNED, plain, group, like=name, moved=moved)
 
 
 def figures(page: report.Page, results: Results) -> None:
