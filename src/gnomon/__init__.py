@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
     from gnomon.continuity.inspector import inspect  # noqa: F401
     from gnomon.continuity.tracker import Tracker  # noqa: F401
     from gnomon.errors import UserError  # noqa: F401
-    from gnomon.geometry.manifolds import DGram, Euclidean, Oblique, Stiefel  # noqa: F401
+    from gnomon.geometry.manifolds import DGram, Euclidean, Oblique, SpectralBall, SpectralSphere, Sphere, Stiefel  # noqa: F401
     from gnomon.models.hf import register  # noqa: F401
     from gnomon.optim import ManifoldMuon, Rule, assign  # noqa: F401
 
@@ -28,6 +28,9 @@ _EXPORTS = {room: room for room in _ROOMS} | {
     "DGram": "geometry.manifolds",
     "Oblique": "geometry.manifolds",
     "Euclidean": "geometry.manifolds",
+    "Sphere": "geometry.manifolds",
+    "SpectralBall": "geometry.manifolds",
+    "SpectralSphere": "geometry.manifolds",
     "Rule": "optim",
     "assign": "optim",
     "ManifoldMuon": "optim",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import geoopt
+import numpy as np
 import pymanopt
 import pytest
 import torch
@@ -11,6 +12,7 @@ import gnomon
 from gnomon.errors import UserError
 from gnomon.geometry import checks
 from gnomon.geometry.manifolds import MANIFOLDS, from_dict, named
+from gnomon.geometry.norm_manifolds import largest_singular_value
 
 VALUES = {
     "stiefel": gnomon.Stiefel(),
@@ -20,6 +22,9 @@ VALUES = {
     "oblique": gnomon.Oblique(),
     "euclidean": gnomon.Euclidean(),
     "oblique-paper": gnomon.Oblique(paper=True),
+    "sphere": gnomon.Sphere(),
+    "spectral-ball": gnomon.SpectralBall(radius=2.5),
+    "spectral-sphere": gnomon.SpectralSphere(radius=0.5),
 }
 SHAPES = {"tall": (24, 8), "wide": (8, 24), "square": (16, 16), "odd": (15, 15), "vector": (12, 1)}
 every = pytest.mark.parametrize("manifold", VALUES.values(), ids=VALUES)
@@ -130,6 +135,10 @@ def test_geoopt_and_pymanopt_agree():
     torch.testing.assert_close(
         gnomon.Oblique().retract(V + 0.1 * M), torch.from_numpy(oblique.retraction(V.numpy(), 0.1 * M.numpy()))
     )
+    ours, sphere, U = gnomon.Sphere(), pymanopt.manifolds.Sphere(9, 4), W / W.norm()
+    torch.testing.assert_close(3 * ours.tangent(U, M), ours.tangent(3 * U, 3 * M))
+    torch.testing.assert_close(ours.tangent(U, M), torch.from_numpy(sphere.projection(U.numpy(), M.numpy())))
+    torch.testing.assert_close(ours.move(U, 0.1 * M), torch.from_numpy(sphere.retraction(U.numpy(), 0.1 * M.numpy())))
 
 
 @pytest.mark.parametrize("manifold", [gnomon.Stiefel(columns="in"), gnomon.DGram(columns="in")])
@@ -148,16 +157,78 @@ def test_bad_numbers_are_not_hidden(manifold, bad):
         manifold.project(W)
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_cap_scales_the_whole_matrix_down(shape):
-    capped, W = gnomon.Euclidean(cap=1.5), gaussian(*shape)
-    held = capped.retract(W)
-    ratio = held / W
-    torch.testing.assert_close(ratio, ratio[:1, :1].expand(shape))
-    assert capped.violation(held) < 0.05 and capped.violation(W) == pytest.approx(float(torch.linalg.matrix_norm(W, 2)) / 1.5 - 1)
-    small = 0.01 * W
-    assert torch.equal(capped.retract(small), small) and capped.violation(small) == 0
-    assert capped.violation(capped.random(*shape)) < 0.05
+@shaped
+@pytest.mark.parametrize("radius", [0.3, 1.0, 3.0, 100.0])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_a_spectral_ball_cuts_what_is_above_and_nothing_else(shape, radius, dtype, bound):
+    """Against numpy's singular value decomposition with the values clipped."""
+    ball, W = gnomon.SpectralBall(radius=radius), gaussian(*shape, dtype=dtype)
+    U, s, V = np.linalg.svd(W.double().numpy(), full_matrices=False)
+    expected = torch.from_numpy((U * s.clip(max=radius)) @ V)
+    held = ball.retract(W)
+    torch.testing.assert_close(held.double(), expected, rtol=0, atol=20 * bound)
+    assert ball.violation(held.double()) < bound and torch.equal(ball.retract(held, near=True), held)
+    assert torch.equal(held, W) == (s[0] <= radius)
+
+
+@shaped
+@pytest.mark.parametrize("radius", [0.3, 2.0])
+def test_a_step_off_the_spectral_ball_is_brought_back_from_near_by(shape, radius):
+    ball = gnomon.SpectralBall(radius=radius)
+    W = ball.retract(gaussian(*shape, dtype=torch.float32))
+    A = gaussian(*shape, seed=4, dtype=torch.float32)
+    moved = W + 0.1 * radius * A / torch.linalg.matrix_norm(A, 2)
+    near = ball.retract(moved, near=True)
+    assert ball.violation(near.double()) < 1e-5
+    torch.testing.assert_close(near, ball.retract(moved), rtol=0, atol=2e-5 * radius)
+
+
+@shaped
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_the_largest_singular_value_however_close_the_next(shape, dtype, bound):
+    for gap in (1.0, 1e-3, 1e-6, 0.0):
+        Q = gnomon.Stiefel().random(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        X = Q if shape[0] >= shape[1] else Q.T
+        X = X * torch.linspace(1, 1 - gap, min(shape), dtype=torch.float64) * 1e-3
+        for Y in (X, X.T):
+            found = largest_singular_value(Y.to(dtype)).item()
+            assert found == pytest.approx(np.linalg.svd(Y.numpy(), compute_uv=False)[0], rel=bound)
+    assert largest_singular_value(torch.zeros(2, 3, 3)).flatten().tolist() == [0, 0]
+
+
+@shaped
+@pytest.mark.parametrize("lr", [1e-3, 0.02, 0.5])
+def test_a_step_on_the_sphere_is_hyperballs(shape, lr):
+    """Against the formula of arXiv 2606.16899 in numpy; the length is relative whatever the sizes of W and A."""
+    W, A = (gaussian(*shape, seed=seed).numpy() for seed in (1, 2))
+    R = np.linalg.norm(W)
+    moved = W - lr * R * A / np.linalg.norm(A)
+    expected = R * moved / np.linalg.norm(moved)
+    for size, length in ((1.0, 1.0), (1e-3, 1e4)):
+        given = torch.from_numpy(length * A)
+        found = gnomon.Sphere().step(torch.from_numpy(size * W), given, lr, 7.0)
+        np.testing.assert_allclose(found.numpy(), size * expected, rtol=1e-12, atol=1e-15)
+
+
+def test_the_sphere_keeps_a_norm_over_many_steps():
+    """Nothing is stored beside the matrix, so rounding must not add up."""
+    W = gaussian(2, 48, 32, dtype=torch.float32) * torch.tensor([1.0, 30.0])[:, None, None]
+    before = torch.linalg.matrix_norm(W.double())
+    for step in range(1000):
+        W = gnomon.Sphere().step(W, gaussian(2, 48, 32, seed=step, dtype=torch.float32), 0.02)
+    torch.testing.assert_close(torch.linalg.matrix_norm(W.double()), before, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("manifold", [gnomon.Sphere(), gnomon.SpectralSphere(radius=3.0)], ids=lambda m: m.name)
+def test_zeros_in_a_batch_stay_until_they_are_placed(manifold):
+    W = torch.stack([gaussian(12, 8), torch.zeros(12, 8, dtype=torch.float64)])
+    assert manifold.violation(W)[1] == 1 and not manifold.retract(W)[1].any()
+    stepped = manifold.step(W.clone(), 0 * W, 0.1)
+    torch.testing.assert_close(stepped[0], manifold.retract(W)[0])
+    assert not stepped[1].any()
+    placed = manifold.project(W, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(placed[0], manifold.retract(W)[0])
+    assert placed[1].any() and (manifold.violation(placed) < 1e-10).all()
 
 
 def test_manifolds_by_name_class_and_value():
@@ -169,7 +240,7 @@ def test_manifolds_by_name_class_and_value():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: gnomon.Euclidean(cap=0.0), lambda: gnomon.DGram(cap=2.0, paper=True), lambda: gnomon.Stiefel(radius=0.0)]
+    "make", [lambda: gnomon.SpectralBall(radius=0.0), lambda: gnomon.DGram(cap=2.0, paper=True), lambda: gnomon.Stiefel(radius=0.0)]
 )
 def test_settings_that_cannot_be_are_told(make):
     with pytest.raises(UserError):

@@ -25,7 +25,9 @@ MANIFOLDS = {
     "dgram": gnomon.DGram(),
     "oblique": gnomon.Oblique(),
     "euclidean": gnomon.Euclidean(),
-    "euclidean-cap": gnomon.Euclidean(cap=1.0),
+    "sphere": gnomon.Sphere(),
+    "spectral-ball": gnomon.SpectralBall(),
+    "spectral-sphere": gnomon.SpectralSphere(),
     "stiefel-paper": gnomon.Stiefel(paper=True),
     "dgram-paper": gnomon.DGram(paper=True),
 }
@@ -41,6 +43,7 @@ def by_recipe(**settings):
 
 OURS = {name: on(manifold) for name, manifold in MANIFOLDS.items()} | {
     "warm": on(gnomon.DGram(), steps=1, warm_start=True),
+    "adam on the sphere": on(gnomon.Sphere(), direction="adam"),
     "recipe manifold-muon": by_recipe(name="manifold-muon"),
 }
 ALL = OURS | {"recipe adamw": by_recipe(name="adamw"), "recipe muon": by_recipe(name="muon")}

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 
 HETERO = ("sphere", "hetero")
 EXACT = {f"residual {name}": ((name,), {}) for name in residual.names()}
-EXACT |= {f"on {name}": (("proj-spheret", name), {}) for name in ("none", "stiefel", "dgram", "hetero-inv")}
+EXACT |= {f"on {name}": (("proj-spheret", name), {}) for name in ("none", "stiefel", "dgram", "hetero-inv", "sphere")}
 EXACT |= {
     "fused, gated": (HETERO, {"model.qkv": "fused", "model.mlp": "swiglu"}),
     "untied, biases": (HETERO, {"model.tied": False, "model.bias": True}),

@@ -13,7 +13,7 @@ from gnomon.files import flatten
 from gnomon.models import Transformer
 from gnomon.models.config import WITHOUT_NORM
 from gnomon.train import PRESETS, from_dict, preset, replace, to_dict
-from gnomon.train.presets import BASELINE, RECOMMENDED
+from gnomon.train.presets import ASSIGNMENTS, BASELINE, RECOMMENDED
 from gnomon.train.recipe import ScheduleConfig, difference
 from gnomon.train.schedule import ratio
 
@@ -106,6 +106,11 @@ def test_every_number_has_a_range():
         ("none", {"optim.solver_steps": 2}),
         ("none", {"optim.manifold_decay": 0.1}),
         ("stiefel", {"optim.dgram_cap": 4.0}),
+        ("stiefel", {"optim.direction": "adam"}),
+        ("sphere", {"optim.scale": "rms"}),
+        ("sphere", {"optim.manifold_decay": 0.1}),
+        ("sphere", {"optim.spectral_radius": 2.0}),
+        ("sphere", {"optim.direction": "adam", "optim.momentum": 0.9}),
         ("adamw", {"optim.paper": True}),
         ("adamw", {"schedule.decay": 0.3}),
         ("adamw", {"schedule.name": "constant", "schedule.floor": 0.3}),
@@ -135,12 +140,14 @@ def test_residuals_without_a_norm_are_known(name):
 
 
 def test_a_recipe_holds_no_setting_its_optimizer_ignores():
-    held = {name: set(to_dict(preset("tiny", "pre-norm", name))["optim"]) for name in ("adamw", "muon", "none", "stiefel")}
+    held = {name: set(to_dict(preset("tiny", "pre-norm", name))["optim"]) for name in ASSIGNMENTS}
     both = {"name", "lr", "betas", "eps", "weight_decay", "clip", "logit_clip", "embedding_lr", "head_lr", "vector_lr"}
     assert held["adamw"] == both
     assert held["muon"] == both | {"adamw_lr", "adamw_weight_decay", "momentum"}
     assert held["none"] == held["muon"] | {"assignment", "scale"}
     assert held["stiefel"] == held["none"] | {"solver_steps", "paper"}
+    assert held["sphere"] == held["muon"] | {"assignment", "direction"}
+    assert held["spectral-ball"] == held["none"] | {"spectral_radius", "manifold_decay"}
 
 
 def test_a_changed_optimizer_leaves_behind_what_it_does_not_read():

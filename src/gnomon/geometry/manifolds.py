@@ -1,371 +1,45 @@
-"""Manifolds of weight matrices, as frozen values: Stiefel, DGram, Oblique, Euclidean.
+"""Manifolds of weight matrices, as frozen values.
 
-W_MN acts on vectors of N inputs and returns M outputs (the layout of `torch.nn.Linear.weight`; a Hugging Face Conv1D
-is transposed first). A manifold constrains the *columns*, and `columns` says which axis they are indexed by:
+A manifold constrains the *columns* of a weight W_MN, and `columns` says which axis they are indexed by:
 
   "in"     one column per input: the Gram matrix W^T W (N x N) is constrained
   "out"    one column per output: W W^T (M x M)
   "short"  whichever axis is shorter; "in" when they are equal (as in arXiv 2606.13276, which transposes wide weights)
 
 Stiefel and DGram need orthogonal columns, hence no more columns than their length; asking for the longer axis is an
-error, never a silent transpose. Below, X_LC is the matrix with its C constrained columns of length L last.
+error, never a silent transpose. The last four have no columns, and the axis makes no difference to them.
 
-  Stiefel(radius)      X^T X = radius^2 I          all singular values equal
-  DGram(floor, cap)    X^T X = diag(d)^2           columns orthogonal, each keeping its own norm d_j in [floor, cap]
-  Oblique()            diag(X^T X) = 1             columns of norm 1
-  Euclidean(cap)       no constraint, but for a bound on the spectral norm where one is given
+  Stiefel(radius)          X^T X = radius^2 I          all singular values equal                           `gram_manifolds`
+  DGram(floor, cap)        X^T X = diag(d)^2           columns orthogonal, each keeping its own norm d_j in [floor, cap]
+  Oblique()                diag(X^T X) = 1             columns of norm 1
+  Euclidean()              no constraint: plain Muon                                                       `norm_manifolds`
+  Sphere()                 |W|_F what it was           every matrix keeps its own norm (Hyperball)
+  SpectralBall(radius)     sigma_max <= radius         acts on the singular values above, and only there
+  SpectralSphere(radius)   sigma_max = radius          the whole matrix is scaled
 
-`paper=True` is for reproducing arXiv 2606.13276: directions come from its solver (`steepest.paper_direction`), and
-DGram's retraction is its too.
-
-Leading dimensions are a batch. Nothing here synchronises with the host except `project` and `DGram(paper=True)`.
+`paper=True` on the first three is for reproducing arXiv 2606.13276: directions come from its solver
+(`steepest.paper_direction`), and DGram's retraction is its too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from dataclasses import fields
+from typing import Any
 
 from gnomon.errors import UserError, check_name, suggest
-from gnomon.geometry import polar as polar_factor
-from gnomon.geometry.polar import nonzero, spectral_norm
-
-
-@dataclass(frozen=True)
-class Manifold:
-    """What all weight manifolds offer. A subclass supplies the four `_` methods on X_LC."""
-
-    name: ClassVar[str]
-    # Whether weight decay does anything; where it does not, `decay` returns W unchanged and an optimizer should say so.
-    decays: ClassVar[bool] = True
-
-    columns: str = "short"
-
-    def __post_init__(self) -> None:
-        check_name("columns", self.columns, ("in", "out", "short"))
-
-    def turned(self, shape: torch.Size | tuple[int, ...]) -> bool:
-        """Whether a weight of this shape (..., M, N) is transposed so that its constrained columns come last."""
-        rows, columns = shape[-2:]
-        return self.columns == "out" or (self.columns == "short" and rows < columns)
-
-    def orient(self, W_MN: Tensor) -> Tensor:
-        """W_MN or its transpose (a view), constrained columns last. Applying it to the result's shape undoes it."""
-        _require(W_MN.ndim >= 2, f"{self} holds matrices (..., M, N); got shape {tuple(W_MN.shape)}. Vectors, scalars "
-                 "and biases belong to another optimizer (AdamW).")
-        X_LC = W_MN.mT if self.turned(W_MN.shape) else W_MN
-        self._check(X_LC.shape)
-        return X_LC
-
-    @torch.no_grad()
-    def retract(self, W_MN: Tensor, near: bool = False) -> Tensor:
-        """The point of the manifold that W_MN stands for, in its dtype; a first-order retraction of W + X at W.
-
-        Args:
-            W_MN: (..., M, N), any floating dtype; computed in float32, or in float64 for float64.
-            near: the input is a small step (0.1 or less in spectral norm, relative to the columns) off the manifold.
-                One cubic step then replaces the whole iteration; the result is 1e-6 exact for steps of 0.02.
-        """
-        work = polar_factor.working_dtype(W_MN)
-        X_LC = self._retract(self.orient(W_MN).to(work), near)
-        return (X_LC.mT if self.turned(W_MN.shape) else X_LC).to(W_MN.dtype).contiguous()
-
-    def move(self, W_MN: Tensor, X_MN: Tensor) -> Tensor:
-        """retract(W + X)."""
-        return self.retract(W_MN + X_MN)
-
-    def tangent(self, W_MN: Tensor, M_MN: Tensor) -> Tensor:
-        """The Frobenius-orthogonal projection of M_MN onto the tangent space at W_MN (which is on the manifold)."""
-        work = polar_factor.working_dtype(W_MN)
-        T_LC = self._tangent(self.orient(W_MN).to(work), self.orient(M_MN).to(work))
-        return (T_LC.mT if self.turned(W_MN.shape) else T_LC).to(M_MN.dtype)
-
-    def violation(self, W_MN: Tensor) -> Tensor:
-        """How far W_MN is off the manifold: the largest entry of a dimensionless residual (class docstring), (...)."""
-        return self._violation(self.orient(W_MN).to(polar_factor.working_dtype(W_MN)))
-
-    def random(
-        self,
-        m: int,
-        n: int,
-        *,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """A random point (m, n) of the manifold: a retracted Gaussian."""
-        device = generator.device if generator is not None and device is None else device
-        W_MN = torch.randn(m, n, generator=generator, dtype=torch.float64, device=device)
-        return self.project(W_MN, generator=generator).to(dtype)
-
-    @torch.no_grad()
-    def project(self, W_MN: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """First placement of any finite matrix, e.g. an initialisation; waits for the device.
-
-        A full-rank W_MN is retracted. Directions it does not have (zero, rank-1 or duplicated columns) are completed at
-        random, uniformly, from `generator`.
-
-        Raises:
-            UserError: W_MN is not finite.
-        """
-        if not bool(torch.isfinite(W_MN).all()):
-            raise UserError(f"cannot place a weight of shape {tuple(W_MN.shape)} on {self}: it has NaN or infinite "
-                            "entries. Check its initialisation or the checkpoint it came from.")
-        X_LC = self.orient(W_MN).to(polar_factor.working_dtype(W_MN))
-        placed = self._retract(X_LC, near=False)
-        if bool((self._violation(placed) > 1e-4).any()):
-            placed = self._retract(self._complete(X_LC, generator), near=False)
-        return (placed.mT if self.turned(W_MN.shape) else placed).to(W_MN.dtype).contiguous()
-
-    def decay(self, W_MN: Tensor, factor: float | Tensor) -> Tensor:
-        """Weight decay by `factor` (1 - lr * weight_decay) as this manifold understands it; see the class docstring."""
-        return W_MN * factor if self.decays else W_MN
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data from which `from_dict` makes an equal manifold."""
-        return {"name": self.name, **asdict(self)}
-
-    def frame(self, W_MN: Tensor) -> tuple[Tensor, Tensor]:
-        """(Q_LC, d_1C): columns of norm 1 and the norms, X_LC = Q_LC * d_1C, of a point of Stiefel or DGram."""
-        X_LC = self.orient(W_MN)
-        d_1C = _column_norms(X_LC)
-        return X_LC / nonzero(d_1C), nonzero(d_1C)
-
-    def _check(self, shape: torch.Size) -> None:
-        pass
-
-    def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
-        raise NotImplementedError
-
-    def _tangent(self, X_LC: Tensor, M_LC: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _violation(self, X_LC: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _complete(self, X_LC: Tensor, generator: torch.Generator | None) -> Tensor:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class _Orthogonal(Manifold):
-    """Orthogonal columns: the part Stiefel and DGram share."""
-
-    def _check(self, shape: torch.Size) -> None:
-        rows, columns = shape[-2:]
-        if columns > rows:
-            raise UserError(f"{type(self).__name__}(columns={self.columns!r}) asks for {columns} orthogonal columns of "
-                            f"length {rows}, which cannot exist. Use columns='short' (the shorter axis).")
-
-    def pair_weights(self, d_1C: Tensor) -> tuple[Tensor, Tensor]:
-        """(a_CC, b_CC) with a * K - b * K^T the projection of K_CC onto the in-span tangents {K : Q K is tangent}.
-
-        W^T A + A^T W = 0 reads d_i K_ij + d_j K_ji = 0 for A = Q K: one equation for each pair (i, j).
-        """
-        square = d_1C.mT.square() + d_1C.square()
-        return d_1C.square() / square, d_1C.mT * d_1C / square
-
-    def _tangent(self, X_LC: Tensor, M_LC: Tensor) -> Tensor:
-        d_1C = _column_norms(X_LC)
-        P_CC = X_LC.mT @ M_LC
-        S_CC = (P_CC + P_CC.mT) / nonzero(d_1C.mT.square() + d_1C.square())
-        return M_LC - X_LC @ self._constrained(S_CC)
-
-    def _constrained(self, S_CC: Tensor) -> Tensor:
-        return S_CC
-
-    def _complete(self, X_LC: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The polar factor of X_LC, its null space filled by random directions orthogonal to the rest."""
-        U_LC, s_C, V_CC = torch.linalg.svd(X_LC.double(), full_matrices=False)
-        missing_1C = (s_C <= s_C[..., :1] * 1e-6)[..., None, :]  # all of them when X is zero
-        noise_LC = torch.randn(X_LC.shape, generator=generator, dtype=torch.float64, device=X_LC.device)
-        U_LC = torch.where(missing_1C, 0.0, U_LC)
-        noise_LC = torch.where(missing_1C, noise_LC - U_LC @ (U_LC.mT @ noise_LC), 0.0)
-        return ((U_LC + polar_factor.polar(noise_LC, "svd")) @ V_CC).to(X_LC.dtype)
-
-
-@dataclass(frozen=True)
-class Stiefel(_Orthogonal):
-    """Matrices with orthogonal columns of one norm: X^T X = radius^2 I, every singular value equal to radius.
-
-    violation: largest entry of X^T X / radius^2 - I. decay: no-op (it is purely normal; only the radius could decay,
-    and that is fixed). An input of rank below C retracts to a partial isometry; `project` completes it.
-    """
-
-    name: ClassVar[str] = "stiefel"
-    decays: ClassVar[bool] = False
-
-    radius: float = 1.0
-    paper: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.radius > 0, f"Stiefel(radius={self.radius}): the radius must be positive.")
-
-    def frame(self, W_MN: Tensor) -> tuple[Tensor, Tensor]:
-        X_LC = self.orient(W_MN)
-        d_1C = X_LC.new_full((*X_LC.shape[:-2], 1, X_LC.size(-1)), self.radius)
-        return X_LC / self.radius, d_1C
-
-    def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
-        return _polar_(X_LC / self.radius, near).mul_(self.radius)
-
-    def _violation(self, X_LC: Tensor) -> Tensor:
-        return _off_identity(X_LC / self.radius)
-
-
-@dataclass(frozen=True)
-class DGram(_Orthogonal):
-    """Matrices with orthogonal columns of free norms: X^T X is diagonal (arXiv 2606.13276, "DGram").
-
-    The singular values *are* the column norms d_j, so `cap` bounds the spectral norm at no cost, and `floor` > 0 keeps
-    every column's direction defined. Retraction: normalise the columns, take the polar factor, put each column's own
-    norm back, clamped to [floor, cap].
-
-    violation: the largest of the correlations |x_i . x_j| / (d_i d_j), i != j, and of the relative excess of a norm over
-    `cap` or its relative lack below `floor`. decay: shrinks the column norms (not below `floor`).
-
-    In the paper's retraction (`paper=True`) column j of the polar factor is scaled by the j-th *largest singular value*.
-    It moves points whose columns are not in descending order of norm, so it is not a retraction
-    (`checks.retraction_order` measures -1); it knows neither floor nor cap.
-    """
-
-    name: ClassVar[str] = "dgram"
-
-    floor: float = 1e-3
-    cap: float | None = None
-    paper: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.floor > 0, f"DGram(floor={self.floor}): the floor must be positive; a column of norm 0 has no "
-                 "direction to keep orthogonal.")
-        _require(self.cap is None or self.cap > self.floor, f"DGram(floor={self.floor}, cap={self.cap}): the cap must "
-                 "be above the floor.")
-        _require(not (self.paper and self.cap), f"DGram(cap={self.cap}, paper=True): the paper's retraction knows no cap.")
-
-    def random(
-        self,
-        m: int,
-        n: int,
-        *,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Orthogonal columns in random directions; norms uniform in [0.5, 2] (inside floor and cap), in no order."""
-        device = generator.device if generator is not None and device is None else device
-        W_MN = torch.randn(m, n, generator=generator, dtype=torch.float64, device=device)
-        X_LC = polar_factor.polar(self.orient(W_MN))
-        high = 2.0 if self.cap is None else min(2.0, 0.9 * self.cap)
-        high = max(high, 2 * self.floor) if self.cap is None else max(high, (self.floor + self.cap) / 2)
-        low = max(high / 4, self.floor)
-        norms_C = torch.rand(X_LC.size(-1), generator=generator, dtype=torch.float64, device=device)
-        X_LC = (X_LC * (low + (high - low) * norms_C)).to(dtype)
-        return X_LC.mT.contiguous() if self.turned((m, n)) else X_LC
-
-    def decay(self, W_MN: Tensor, factor: float | Tensor) -> Tensor:
-        X_LC = self.orient(W_MN)
-        d_1C = _column_norms(X_LC)
-        X_LC = X_LC * torch.maximum((self.floor / nonzero(d_1C)).clamp_max(1.0), torch.as_tensor(factor).to(X_LC))
-        return X_LC.mT if self.turned(W_MN.shape) else X_LC
-
-    def pair_weights(self, d_1C: Tensor) -> tuple[Tensor, Tensor]:
-        a_CC, b_CC = super().pair_weights(d_1C)
-        # i = j constrains nothing: a K_jj - b K_jj must be K_jj.
-        a_CC.diagonal(dim1=-2, dim2=-1).fill_(1.0)
-        b_CC.diagonal(dim1=-2, dim2=-1).fill_(0.0)
-        return a_CC, b_CC
-
-    def _constrained(self, S_CC: Tensor) -> Tensor:
-        S_CC.diagonal(dim1=-2, dim2=-1).fill_(0.0)
-        return S_CC
-
-    def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
-        if self.paper:
-            U_LC, s_C, V_CC = torch.linalg.svd(X_LC, full_matrices=False)
-            return (U_LC @ V_CC) * s_C[..., None, :]
-        Q_LC, d_1C = _normalised(X_LC)
-        return _polar_(Q_LC, near).mul_(d_1C.clamp(self.floor, self.cap))
-
-    def _complete(self, X_LC: Tensor, generator: torch.Generator | None) -> Tensor:
-        Q_LC, d_1C = _normalised(X_LC)
-        return super()._complete(Q_LC, generator) * d_1C.clamp(self.floor, self.cap)
-
-    def _violation(self, X_LC: Tensor) -> Tensor:
-        Q_LC, d_1C = _normalised(X_LC)
-        off = _off_identity(Q_LC, diagonal=False)
-        if self.paper:
-            return off
-        low = ((self.floor - d_1C) / self.floor).amax((-2, -1))
-        high = low if self.cap is None else ((d_1C - self.cap) / self.cap).amax((-2, -1))
-        return torch.maximum(off, torch.maximum(low, high))
-
-
-@dataclass(frozen=True)
-class Oblique(Manifold):
-    """Matrices with columns of norm 1 and any angles between them: diag(X^T X) = 1. Any shape will do.
-
-    violation: largest | |x_j| - 1 |. decay: no-op (purely normal). A zero column has no direction: `retract` leaves it
-    zero (violation 1), `project` draws one.
-    """
-
-    name: ClassVar[str] = "oblique"
-    decays: ClassVar[bool] = False
-
-    paper: bool = False
-
-    def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
-        return _normalised(X_LC)[0]
-
-    def _tangent(self, X_LC: Tensor, M_LC: Tensor) -> Tensor:
-        square = nonzero((X_LC * X_LC).sum(-2, keepdim=True))
-        return M_LC - X_LC * ((X_LC * M_LC).sum(-2, keepdim=True) / square)
-
-    def _violation(self, X_LC: Tensor) -> Tensor:
-        return (torch.linalg.vector_norm(X_LC, dim=-2) - 1).abs().amax(-1)
-
-    def _complete(self, X_LC: Tensor, generator: torch.Generator | None) -> Tensor:
-        noise_LC = torch.randn(X_LC.shape, generator=generator, dtype=X_LC.dtype, device=X_LC.device)
-        return torch.where((X_LC == 0).all(-2, keepdim=True), noise_LC, X_LC)
-
-
-@dataclass(frozen=True)
-class Euclidean(Manifold):
-    """No constraint: plain Muon. tangent is the identity, decay is W * factor.
-
-    `cap` bounds the spectral norm: a matrix above it is scaled down as a whole, to a few per cent (a power iteration).
-    violation: the relative excess over `cap`, 0 without one.
-    """
-
-    name: ClassVar[str] = "euclidean"
-
-    cap: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.cap is None or self.cap > 0, f"Euclidean(cap={self.cap}): the cap must be positive.")
-
-    def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
-        return X_LC.clone() if self.cap is None else X_LC * (self.cap / spectral_norm(X_LC).clamp_min(self.cap))
-
-    def _tangent(self, X_LC: Tensor, M_LC: Tensor) -> Tensor:
-        return M_LC.clone()
-
-    def _violation(self, X_LC: Tensor) -> Tensor:
-        if self.cap is None:
-            return X_LC.new_zeros(X_LC.shape[:-2])
-        return (torch.linalg.matrix_norm(X_LC, 2) / self.cap - 1).clamp_min(0)
-
-    def _complete(self, X_LC: Tensor, generator: torch.Generator | None) -> Tensor:
-        return X_LC  # a bound leaves nothing out
-
-
-MANIFOLDS: dict[str, type[Manifold]] = {kind.name: kind for kind in (Stiefel, DGram, Oblique, Euclidean)}
+from gnomon.geometry.gram_manifolds import DGram, Oblique, Stiefel
+from gnomon.geometry.norm_manifolds import Euclidean, SpectralBall, SpectralSphere, Sphere
+from gnomon.geometry.weight_manifold import Manifold, require
+
+__all__ = [
+    "MANIFOLDS", "DGram", "Euclidean", "Manifold", "Oblique", "SpectralBall", "SpectralSphere", "Sphere", "Stiefel", "from_dict",
+    "named",
+]  # fmt: skip
+
+MANIFOLDS: dict[str, type[Manifold]] = {
+    kind.name: kind for kind in (Stiefel, DGram, Oblique, Euclidean, Sphere, SpectralBall, SpectralSphere)
+}
 
 
 def named(given: Manifold | type[Manifold] | str) -> Manifold:
@@ -378,7 +52,7 @@ def named(given: Manifold | type[Manifold] | str) -> Manifold:
         return MANIFOLDS[check_name("manifold", given, MANIFOLDS)]()
     if isinstance(given, type) and issubclass(given, Manifold):
         return given()
-    _require(isinstance(given, Manifold), f"a manifold is a value such as gnomon.Stiefel() or one of the names "
+    require(isinstance(given, Manifold), f"a manifold is a value such as gnomon.Stiefel() or one of the names "
              f"{', '.join(MANIFOLDS)}; got {given!r}")
     return given  # type: ignore[return-value]
 
@@ -396,32 +70,3 @@ def from_dict(data: Mapping[str, Any]) -> Manifold:
         if option not in known:
             raise UserError(f"manifold {kind.name!r} has no option {option!r}. {suggest(option, known)}")
     return kind(**options)
-
-
-def _polar_(X_LC: Tensor, near: bool) -> Tensor:
-    """The polar factor of X_LC, which may be overwritten."""
-    if not near:
-        return polar_factor.polar(X_LC, "precise")
-    return polar_factor.near_(X_LC, dtype=torch.bfloat16 if X_LC.dtype == torch.float32 else None)
-
-
-def _off_identity(Q_LC: Tensor, diagonal: bool = True) -> Tensor:
-    R_CC = polar_factor.add_identity(polar_factor.gram(Q_LC), -1.0)
-    if not diagonal:
-        R_CC.diagonal(dim1=-2, dim2=-1).fill_(0.0)
-    return R_CC.abs().amax((-2, -1))
-
-
-def _normalised(X_LC: Tensor) -> tuple[Tensor, Tensor]:
-    """(columns of norm 1 or 0, norms_1C)."""
-    d_1C = _column_norms(X_LC)
-    return X_LC / nonzero(d_1C), d_1C
-
-
-def _column_norms(X_LC: Tensor) -> Tensor:
-    return torch.linalg.vecdot(X_LC, X_LC, dim=-2)[..., None, :].sqrt()  # vector_norm is nine times slower on a CPU
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise UserError(message)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from gnomon.errors import UserError
-from gnomon.geometry.manifolds import DGram, Euclidean, Manifold, Oblique, Stiefel
+from gnomon.geometry.manifolds import DGram, Manifold, Oblique, Stiefel
 from gnomon.geometry.polar import (
     accumulate_,
     add_identity,
@@ -118,7 +118,7 @@ def direction(
                 rough K, and one refinement is always made.
             DGram, square: no complement at all; K is refined, then flattened. The hardest case: 0.88-0.95.
             Oblique: msign of the projected gradient and dual ascent on one multiplier a column.
-            Euclidean: msign(G), exactly `torch.optim.Muon`'s.
+            Euclidean, Sphere, SpectralBall, SpectralSphere: msign(G), exactly `torch.optim.Muon`'s, tangent or not.
             With `paper=True`: `paper_direction`, and none of the options below is read.
         steps: refinements of the dual variable.
         warm: `normal` of this weight's previous Direction; refinement starts there.
@@ -132,7 +132,7 @@ def direction(
         raise UserError(f"W has shape {tuple(W_MN.shape)} and G {tuple(G_MN.shape)}; they must be equal.")
     if getattr(manifold, "paper", False):
         return paper_direction(W_MN, G_MN, manifold)
-    if isinstance(manifold, Euclidean):
+    if manifold.free:
         return Direction(polar(G_MN, "newton-schulz", dtype=dtype), W_MN, G_MN, manifold)
     A_MN, normal = _solve_for_direction(W_MN, G_MN, manifold, steps, warm, dtype)
     return Direction(A_MN, W_MN, G_MN, manifold, normal)
@@ -339,7 +339,7 @@ def _oblique(X_LC: Tensor, G_LC: Tensor, steps: int, warm: Tensor | None) -> tup
 def _dual_bound(W_MN: Tensor, G_MN: Tensor, manifold: Manifold, normal: Tensor | None) -> Tensor:
     """An upper bound on <G, A> over all feasible A, (...): |tangent(G) + any normal vector|_*, the least of several."""
     G_LC = manifold.orient(G_MN)
-    if isinstance(manifold, Euclidean):
+    if manifold.free:
         return _nuclear(G_LC.mT @ G_LC)
     if isinstance(manifold, Oblique):
         X_LC = manifold.orient(W_MN)

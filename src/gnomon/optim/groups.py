@@ -123,7 +123,11 @@ def _upgraded(group: Mapping[str, Any]) -> dict[str, Any]:
     paper, cap = group.get("paper", False), group.get("spectral_cap")
 
     def now(kind: dict[str, Any]) -> dict[str, Any]:
-        return {"cap": cap, **kind} if kind["name"] == "euclidean" else {**kind, "paper": kind.get("paper") or paper}
+        if kind["name"] == "euclidean":  # its cap is a manifold of its own now
+            radius = kind.get("cap") or cap
+            held = {"name": "spectral-ball", "radius": radius} if radius else {"name": "euclidean"}
+            return {**held, "columns": kind["columns"]}
+        return {**kind, "paper": kind.get("paper") or paper} if kind["name"] in ("stiefel", "dgram", "oblique") else kind
 
     kept = {key: value for key, value in group.items() if key not in RETIRED}
     if kept.get("manifolds") is not None and "param_names" in kept:

@@ -1,6 +1,6 @@
 """One step of matrices on their manifolds: `advance` is the whole of it, `advance_all` steps equal shapes as one batch.
 
-    A <- argmax <U, A> over tangent A, |A|_2 <= 1        `gnomon.geometry.steepest`
+    A <- argmax <U, A> over tangent A, |A|_2 <= 1        `gnomon.geometry.steepest`; or U itself, Adam's
     W <- retract(decay(W) - lr scale A)                  `gnomon.geometry.manifolds`
 
 Legend: W_MN a matrix, outputs x inputs; U_MN its update, the momentum looked ahead; B matrices of one batch.
@@ -42,6 +42,7 @@ def advance(
     factor: float = 1.0,
     *,
     weight_decay: float = 0.0,
+    direction: str = "msign",
     steps: int = 0,
     warm: Tensor | None = None,
     near: bool = True,
@@ -49,22 +50,24 @@ def advance(
     """One step of W_MN (..., M, N), which is on `manifold`, along the update U_MN.
 
     Args:
-        lr: learning rate; the step's spectral norm is lr * factor.
+        lr: learning rate; the step's spectral norm is lr * factor, on `Sphere` its Frobenius norm is lr times that of W.
         factor: shape factor, see `SCALES`.
-        weight_decay: decoupled, with the manifold's meaning: W for Euclidean, column norms for DGram, nothing for Stiefel
-            and Oblique.
+        weight_decay: decoupled, with the manifold's meaning: W for Euclidean, column norms for DGram, nothing where norms are
+            fixed.
+        direction: "msign" solves for A; "adam" takes U as it is, overwriting it.
         steps, warm: accuracy and start of the solver, see `gnomon.geometry.steepest.direction`.
         near: one cubic step brings the result back to the manifold; False iterates to convergence.
 
     Returns:
         the new W_MN, and the dual variable to start from next time (None where there is none).
     """
-    found = steepest.direction(W_MN, U_MN, manifold, steps=steps, warm=warm)
+    A_MN, normal = U_MN, None
+    if direction == "msign":
+        found = steepest.direction(W_MN, U_MN, manifold, steps=steps, warm=warm)
+        A_MN, normal = found.A, found.normal
     if weight_decay:
         W_MN = manifold.decay(W_MN, 1 - lr * weight_decay)
-    # In place: A is ours, and a fresh temporary of its size costs as much as the arithmetic.
-    moved = found.A.to(W_MN.dtype).mul_(-lr * factor).add_(W_MN)
-    return manifold.retract(moved, near=near), found.normal
+    return manifold.step(W_MN, A_MN.to(W_MN.dtype), lr, factor, near=near), normal
 
 
 @dataclass(slots=True)
@@ -119,7 +122,8 @@ def _advance_batch(
     call = compiled_advance() if compiled else advance
     W_BMN, dual_B = call(
         *(W_BMN, U_BMN, manifold, rate, factor),
-        **dict(weight_decay=options["weight_decay"], steps=options["steps"], warm=warm, near=near),
+        **{key: options[key] for key in ("weight_decay", "direction", "steps")},
+        **dict(warm=warm, near=near),
     )
     for matrix, new in zip(batch, W_BMN) if lr else ():
         matrix.block.put(matrix.tensor, new)

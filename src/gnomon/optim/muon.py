@@ -2,14 +2,11 @@
 
 One step on a matrix W with gradient G (arXiv 2606.13276):
 
-    buffer <- mu buffer + (1 - mu) G                     momentum, as torch.optim.Muon
-    U      <- mu buffer + (1 - mu) G                     Nesterov: look one step ahead
-    W      <- advance(W, U)                              `gnomon.optim.matrix_step`
+    U <- momentum of G, or Adam's update                 `gnomon.optim.updates`
+    W <- advance(W, U)                                   `gnomon.optim.matrix_step`
 
 Fused tensors are cut into the parts of their `Assignment`. Everything that must survive a checkpoint, a deepcopy or a
 pickle lives in `param_groups` and `state`.
-
-Legend: W_MN a matrix, outputs x inputs; mu momentum.
 """
 
 from __future__ import annotations
@@ -26,12 +23,13 @@ from gnomon import sharding
 from gnomon.anatomy import Block
 from gnomon.errors import UserError, check_name, suggest
 from gnomon.geometry import steepest
-from gnomon.geometry.manifolds import Euclidean, named
+from gnomon.geometry.manifolds import Sphere, named
 from gnomon.optim import ownership
 from gnomon.optim.groups import Parts, from_plain, groups_of, matched, to_plain
 from gnomon.optim.matrix_step import SCALES, Matrix, advance_all, sized
 from gnomon.optim.placement import place, warn_of
 from gnomon.optim.rules import Assignment, label, more
+from gnomon.optim.updates import DIRECTIONS, updates
 
 
 def quiet_step(optimizer: torch.optim.Optimizer) -> None:
@@ -54,8 +52,10 @@ class ManifoldMuon(torch.optim.Optimizer):
         assignment: from `gnomon.assign`; or parameter groups, dicts with "params" (of (name, parameter) pairs) and
             "manifold" (a manifold or its name; None for AdamW).
         lr: peak learning rate of the matrices: the spectral norm of a step, times `scale`. Euclidean matrices step as
-            torch.optim.Muon's do at the same lr with scale="muon".
+            torch.optim.Muon's do at the same lr with scale="muon". On Sphere it is the relative length of a step, whatever `scale`.
         momentum, nesterov: as torch.optim.Muon.
+        direction: "msign", the steepest descent of the manifold; or "adam", for matrices on Sphere: Adam's update, with
+            adamw_betas and adamw_eps (AdamH of arXiv 2606.16899).
         weight_decay: of the matrices; see `gnomon.optim.advance` for what it means where.
         scale: how lr depends on the shape, a key of `SCALES`.
         steps: refinements of the direction, 0 … 10; see `gnomon.geometry.steepest.direction`.
@@ -75,6 +75,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         momentum: float = 0.95,
         nesterov: bool = True,
         *,
+        direction: str = "msign",
         weight_decay: float = 0.0,
         scale: str = "none",
         steps: int = 0,
@@ -93,8 +94,8 @@ class ManifoldMuon(torch.optim.Optimizer):
         if not 0 <= momentum < 1:
             raise UserError(f"momentum must lie in [0, 1), got {momentum}")
         matrices = dict(
-            lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, scale=scale, steps=steps,
-            warm_start=warm_start,
+            lr=lr, momentum=momentum, nesterov=nesterov, direction=direction, weight_decay=weight_decay, scale=scale,
+            steps=steps, warm_start=warm_start,
         )  # fmt: skip
         rest = dict(lr=adamw_lr, betas=adamw_betas, eps=adamw_eps, weight_decay=adamw_weight_decay)
         defaults = matrices | {f"adamw_{key}": value for key, value in rest.items()}
@@ -106,8 +107,9 @@ class ManifoldMuon(torch.optim.Optimizer):
         """What a group of matrices, or one of AdamW's, holds where it does not say otherwise."""
         d = self.defaults
         if matrices:
-            own = ("lr", "momentum", "nesterov", "weight_decay", "scale", "steps", "warm_start")
-            return {**{key: d[key] for key in own}, "step": 0, "unplaced": []}
+            own = ("lr", "momentum", "nesterov", "direction", "weight_decay", "scale", "steps", "warm_start")
+            adam = {key: d[f"adamw_{key}"] for key in ("betas", "eps")}
+            return {**{key: d[key] for key in own}, **adam, "step": 0, "unplaced": []}
         adamw = torch.optim.AdamW([torch.zeros(1)]).defaults
         return {key: d.get(f"adamw_{key}", value) for key, value in adamw.items()} | {"manifolds": None}
 
@@ -141,6 +143,7 @@ class ManifoldMuon(torch.optim.Optimizer):
                 f"{suggest(option, options)}"
             )
         if parts is not None:
+            _check_direction(group.get("direction", options["direction"]), parts)
             options["manifolds"] = to_plain(parts)
         super().add_param_group({**options, **group})
         # The base class fills in the defaults of the other kind of group.
@@ -200,14 +203,14 @@ class ManifoldMuon(torch.optim.Optimizer):
             return
         self._place_thawed(group, moving)
         group["step"] += 1
-        updates = self._momentum(group, [p for _, p in moving])
+        found = updates(group, [p for _, p in moving], self.state)
         targets = [self._wide(p) for _, p in moving]
         # Over all that can move, so that an owner stays one when another matrix has no gradient for once.
         costs = [p.numel() * min(p.shape) * p.requires_grad for p in group["params"]]
         chosen = [rank for rank, alive in zip(ownership.owners(costs, ownership.world()), live) if alive]
         wholes = ownership.to_owners(targets, chosen)
         mine = []
-        for (name, p), W, U in zip(moving, wholes, ownership.to_owners(updates, chosen)):
+        for (name, p), W, U in zip(moving, wholes, ownership.to_owners(found, chosen)):
             for number, (block, manifold) in enumerate(from_plain(group["manifolds"][name])):
                 if W is None or U is None:
                     # Another rank's: only an owner keeps duals, so that a checkpoint holds no stale ones.
@@ -233,25 +236,6 @@ class ManifoldMuon(torch.optim.Optimizer):
         master, share = sharding.local(self.state[p]["master"]), sharding.local(p)
         master.copy_(torch.where(master.to(p.dtype) == share, master, share.to(dtype)))
         return self.state[p]["master"]
-
-    def _momentum(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
-        """Advance the momentum buffers and return the updates, in fp32 or wider, never aliasing a buffer or a gradient.
-
-        The average form of momentum differs from the sum by a factor that the direction does not see.
-        """
-        wide = [torch.promote_types(p.dtype, torch.float32) for p in parameters]
-        for p, dtype in zip(parameters, wide):
-            state = self.state[p]
-            if "momentum" not in state:
-                state["momentum"] = torch.zeros_like(p, dtype=dtype)
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        gradients = [sharding.local(g).to(dtype) for g, dtype in zip(gradients, wide)]
-        buffers = [self.state[p]["momentum"] for p in parameters]
-        local = [sharding.local(buffer) for buffer in buffers]
-        mu = group["momentum"]
-        torch._foreach_lerp_(local, gradients, 1 - mu)
-        updates = torch._foreach_lerp(gradients, local, mu) if group["nesterov"] else [b.clone() for b in local]
-        return [sharding.like(update, buffer) for update, buffer in zip(updates, buffers)]
 
     def _check_gradients(self) -> None:
         named_gradients = [
@@ -295,7 +279,7 @@ class ManifoldMuon(torch.optim.Optimizer):
                     key = name.removesuffix(".weight") + (f"[{number}]" if len(parts) > 1 else "")
                     W = block.take(full).float()
                     found["feasibility"][key] = float(manifold.violation(W))
-                    if momentum is None or isinstance(manifold, Euclidean):
+                    if momentum is None or manifold.free:
                         continue
                     U = sized(block.take(sharding.whole(momentum)), manifold, group["momentum"])
                     direction = steepest.direction(W, U, manifold, steps=group["steps"])
@@ -343,3 +327,14 @@ class ManifoldMuon(torch.optim.Optimizer):
         self._adamw = torch.optim.AdamW([torch.zeros(1)])
         self._adamw.param_groups = [group for group in self.param_groups if group["manifolds"] is None]
         self._adamw.state = self.state
+
+
+def _check_direction(direction: str, parts: Parts) -> None:
+    check_name("direction", direction, DIRECTIONS)
+    others = [(name, m) for name, found in parts.items() for _, m in found if not isinstance(m, Sphere)]
+    if direction == "adam" and others:
+        name, manifold = others[0]
+        raise UserError(
+            f"direction='adam' is for matrices on Sphere, which gives a step its length; {name} is on {label(manifold)}. Put it on "
+            "gnomon.Sphere(), leave direction='msign', or give it to AdamW (manifold None)."
+        )

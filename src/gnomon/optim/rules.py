@@ -24,7 +24,7 @@ from torch import nn
 from gnomon import anatomy
 from gnomon.anatomy import ROLES, Anatomy, Part
 from gnomon.errors import UserError, check_name, suggest
-from gnomon.geometry.manifolds import DGram, Euclidean, Manifold, Stiefel, named
+from gnomon.geometry.manifolds import DGram, Euclidean, Manifold, SpectralBall, SpectralSphere, Sphere, Stiefel, named
 
 NAMED: dict[str, tuple[Manifold, Manifold]] = {
     "none": (Euclidean(), Euclidean()),
@@ -32,8 +32,12 @@ NAMED: dict[str, tuple[Manifold, Manifold]] = {
     "dgram": (DGram(), DGram()),
     "hetero": (Stiefel(), DGram()),
     "hetero-inv": (DGram(), Stiefel()),
+    "sphere": (Sphere(), Sphere()),
+    "spectral-ball": (SpectralBall(), SpectralBall()),
+    "spectral-sphere": (SpectralSphere(), SpectralSphere()),
 }
-"""Attention's and the MLP's manifold under the names of arXiv 2606.13276; "none" is plain Muon."""
+"""Attention's and the MLP's manifold by name: the five of arXiv 2606.13276, of which "none" is plain Muon; and one norm held
+throughout (`gnomon.geometry.norm_manifolds`)."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,8 @@ def assign(
 
     Args:
         model: any module whose anatomy is known (ours, the usual Hugging Face decoders), with its parameters.
-        name: one of the paper's five: "none", "stiefel", "dgram", "hetero", "hetero-inv".
+        name: one of the paper's five, "none", "stiefel", "dgram", "hetero", "hetero-inv"; or "sphere", "spectral-ball",
+            "spectral-sphere".
         attention: manifold of the attention projections, in place of the name's.
         mlp: manifold of the MLP's projections.
         rules: ordered rules of the user, before these.

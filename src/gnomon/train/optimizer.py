@@ -12,7 +12,7 @@ from torch import nn
 
 from gnomon import anatomy
 from gnomon.errors import UserError
-from gnomon.geometry.manifolds import DGram, Manifold, Stiefel
+from gnomon.geometry.manifolds import DGram, Manifold, SpectralBall, SpectralSphere, Stiefel
 from gnomon.optim import NAMED, Assignment, ManifoldMuon, PlacementWarning, assign, quiet_step
 from gnomon.train.recipe import OptimConfig
 
@@ -26,11 +26,11 @@ def assignment(model: nn.Module, config: OptimConfig) -> Assignment | None:
     if config.name != "manifold-muon":
         return None
     attention, mlp = (_configured(manifold, config) for manifold in NAMED[config.assignment])
-    if config.logit_clip is not None and isinstance(attention, Stiefel):
+    if config.logit_clip is not None and not attention.decays:
         raise UserError(
-            f"optim.logit_clip scales query and key down, which optim.assignment={config.assignment} holds on Stiefel, where "
-            "matrices have one norm: they would leave it and come back. Set optim.logit_clip=null, bound the logits with "
-            "model.attention_softcap or model.qk_norm, or take another assignment."
+            f"optim.logit_clip scales query and key down, which optim.assignment={config.assignment} holds on "
+            f"{type(attention).__name__}, where norms are fixed: they would leave it and come back. Set optim.logit_clip=null, bound "
+            "the logits with model.attention_softcap or model.qk_norm, or take another assignment."
         ).of("main")
     return assign(model, attention=attention, mlp=mlp)
 
@@ -88,6 +88,7 @@ def _manifold_muon(assigned: Assignment, config: OptimConfig) -> torch.optim.Opt
         Assignment(tuple(entries)),
         lr=config.lr,
         momentum=config.momentum,
+        direction=config.direction,
         weight_decay=config.weight_decay if config.assignment == "none" else config.manifold_decay,
         scale=config.scale,
         steps=config.solver_steps,
@@ -131,6 +132,8 @@ def _adamw_options(config: OptimConfig) -> dict[str, Any]:
 def _configured(manifold: Manifold, config: OptimConfig) -> Manifold:
     if isinstance(manifold, DGram):
         return DGram(cap=config.dgram_cap, paper=config.paper)
+    if isinstance(manifold, SpectralBall | SpectralSphere):
+        return type(manifold)(radius=config.spectral_radius)
     return Stiefel(paper=config.paper) if isinstance(manifold, Stiefel) else manifold
 
 

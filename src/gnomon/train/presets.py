@@ -17,7 +17,7 @@ RECOMMENDED = ("proj-spheret", "muon")
 
 
 def optim(assignment: str, lr: float, adamw_lr: float) -> OptimConfig:
-    """AdamW, torch's Muon, or ManifoldMuon with one of the paper's assignments, by one name."""
+    """AdamW, torch's Muon, or ManifoldMuon with one of its assignments, by one name."""
     check_name("assignment", assignment, ASSIGNMENTS)
     if assignment == "adamw":
         return OptimConfig(name="adamw", lr=lr)
@@ -45,7 +45,9 @@ def tiny(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
     )
 
 
-ASSIGNMENTS = ("adamw", "muon", "none", "stiefel", "dgram", "hetero", "hetero-inv")
+ASSIGNMENTS = (
+    "adamw", "muon", "none", "stiefel", "dgram", "hetero", "hetero-inv", "sphere", "spectral-ball", "spectral-sphere",
+)  # fmt: skip
 
 TINY_LR = {
     ("pre-norm", "adamw"): 4e-3,

@@ -62,12 +62,15 @@ class OptimConfig:
         weight_decay: decoupled, on AdamW's matrices (embeddings included) and Muon's; never on norms, biases and scalars.
         adamw_weight_decay: of AdamW's matrices under "muon" and "manifold-muon"; None for `weight_decay`.
         clip: bound on the global gradient norm; None for none.
-        assignment: manifolds of attention and MLP by the names of arXiv 2606.13276.
+        assignment: manifolds of attention and MLP: "none", "stiefel", "dgram", "hetero", "hetero-inv" (arXiv 2606.13276),
+            "sphere", "spectral-ball", "spectral-sphere". On "sphere" `lr` is the relative length of a step.
+        direction: "msign", or "adam" under assignment "sphere": AdamW's update, with `betas` and `eps` (AdamH, arXiv 2606.16899).
         manifold_decay: weight decay of matrices on a manifold, where it means something; none in the paper.
         momentum: of the matrices.
         scale: how the rate of a matrix depends on its shape: "none", "spectral", "rms", "muon".
         solver_steps: refinements of the direction of descent.
         dgram_cap: bound on DGram's column norms, which are its singular values.
+        spectral_radius: of "spectral-ball" and "spectral-sphere".
         paper: the paper's fixed-step solver and sorted DGram retraction, for reproduction.
         logit_clip: every ten steps, where an attention logit exceeds this, scale query and key down (QK-clip).
     """
@@ -84,30 +87,40 @@ class OptimConfig:
     adamw_weight_decay: NonNegative | None = None
     clip: Positive | None = 1.0
     assignment: str = "hetero"
+    direction: str = "msign"
     manifold_decay: NonNegative = 0.0
     momentum: Decay = 0.95
     scale: str = "none"
     solver_steps: Natural = 0
     dgram_cap: Positive | None = None
+    spectral_radius: Positive = 1.0
     paper: bool = False
     logit_clip: Positive | None = None
 
     def unread(self) -> dict[str, str]:
         """Settings that this optimizer does not read, and what they would need."""
         manifolds = _MANIFOLDS.get(self.assignment, ()) if self.name == "manifold-muon" else ()
+
+        def on(*kinds: str) -> tuple[str, bool]:
+            those = [name for name, held in _MANIFOLDS.items() if set(kinds) & set(held)]
+            return f"name manifold-muon with assignment {' or '.join(those)}", bool(set(kinds) & set(manifolds))
+
         matrices = ("name muon or manifold-muon", self.name != "adamw")
         ours = ("name manifold-muon", self.name == "manifold-muon")
-        manifold = ("name manifold-muon with an assignment other than none", bool(manifolds))
-        dgram = ("name manifold-muon with an assignment that has DGram: dgram, hetero or hetero-inv", "dgram" in manifolds)
+        msign = ("name muon, or manifold-muon with direction msign", self.name != "adamw" and self.direction == "msign")
         reads = {
-            "adamw_lr": matrices, "adamw_weight_decay": matrices, "momentum": matrices, "assignment": ours, "scale": ours,
-            "solver_steps": manifold, "paper": manifold, "manifold_decay": dgram, "dgram_cap": dgram,
+            "adamw_lr": matrices, "adamw_weight_decay": matrices, "momentum": msign, "assignment": ours, "direction": on("sphere"),
+            "scale": on("none", "stiefel", "dgram", "spectral-ball", "spectral-sphere"), "solver_steps": on("stiefel", "dgram"),
+            "paper": on("stiefel", "dgram"), "manifold_decay": on("dgram", "spectral-ball"), "dgram_cap": on("dgram"),
+            "spectral_radius": on("spectral-ball", "spectral-sphere"),
         }  # fmt: skip
         return {name: needs for name, (needs, read) in reads.items() if not read}
 
 
 _MANIFOLDS = {
-    "none": (), "stiefel": ("stiefel",), "dgram": ("dgram",), "hetero": ("stiefel", "dgram"), "hetero-inv": ("dgram", "stiefel"),
+    "none": ("none",), "stiefel": ("stiefel",), "dgram": ("dgram",), "hetero": ("stiefel", "dgram"),
+    "hetero-inv": ("dgram", "stiefel"), "sphere": ("sphere",), "spectral-ball": ("spectral-ball",),
+    "spectral-sphere": ("spectral-sphere",),
 }  # fmt: skip
 
 
@@ -216,6 +229,7 @@ class Recipe:
     def __post_init__(self) -> None:
         check_name("optim.name", self.optim.name, ("adamw", "muon", "manifold-muon"))
         check_name("optim.assignment", self.optim.assignment, _MANIFOLDS)
+        check_name("optim.direction", self.optim.direction, ("msign", "adam"))
         check_name("data.boundaries", self.data.boundaries, ("ignore", "respect"))
         check_name("schedule.name", self.schedule.name, ("cosine", "wsd", "constant"))
         check_name("compute.precision", self.compute.precision, ("fp32", "bf16"))
