@@ -361,16 +361,19 @@ def study(
         variants: only these, and the baselines they need.
         out: study folder; runs/study-NAME-SCALE by default.
         outcomes: a file of what runs came to, read first and added to: a study goes on from it on another machine.
-        dry_run: print runs, parameters, tokens, operations, memory and expected time, and stop.
+        dry_run: print what is left, runs, parameters, tokens, operations, memory and expected time, and stop.
         set: any other setting of the language models' recipes, e.g. --set steps=20 model.width=64.
     """
     from gnomon.studies import study_estimate, study_page
 
     found = studies.load(name, scale, seeds=seeds, data=data, variants=variants, changes=_pairs(set))
+    folder = out or Path("runs") / f"study-{name}-{scale}"
+    rows = studies.dry_run(found, processes, folder, outcomes)
     if dry_run:
-        report.show(studies.dry_run(found, processes), **study_estimate.SHOWN)
+        report.show(rows, **study_estimate.SHOWN)
         return
-    results, path = studies.run(found, out or Path("runs") / f"study-{name}-{scale}", jobs, processes, outcomes)
+    print(study_estimate.line(rows[-1]), flush=True)
+    results, path = studies.run(found, folder, jobs, processes, outcomes)
     report.show(study_page.table(results), **study_page.SHOWN)
     if claims := results.claims():
         report.show(claims)

@@ -116,8 +116,14 @@ def run(
     return results, study_page.write(results, folder)
 
 
-def dry_run(study: Study, processes: int = 1) -> list[dict[str, Any]]:
-    """What each variant will take: runs, parameters, tokens, operations, memory and time, and the sum. Nothing is trained."""
-    from gnomon.studies import study_estimate
+def dry_run(
+    study: Study, processes: int = 1, folder: str | Path | None = None, outcomes_file: str | Path | None = None
+) -> list[dict[str, Any]]:
+    """What is left of each variant, and the sum: runs, parameters, tokens, operations, memory and time. Nothing is trained.
 
-    return study_estimate.rows(study, processes)
+    Args:
+        folder, outcomes_file: where finished runs are known from, as `run` takes them.
+    """
+    from gnomon.studies import runner, study_estimate
+
+    return study_estimate.rows(study, processes, runner.known(study, folder, outcomes_file) if folder is not None else {})

@@ -22,7 +22,8 @@ from gnomon.files import read_json, write_json
 from gnomon.progress import Progress
 from gnomon.studies import outcomes, planned_run
 from gnomon.studies.results import Results
-from gnomon.studies.study import Outcome, PlannedRun, Study, plan, wanted
+from gnomon.studies.standing import left, settle
+from gnomon.studies.study import Outcome, PlannedRun, Study, wanted
 
 
 def run(
@@ -40,11 +41,13 @@ def run(
         KeyboardInterrupt: a signal came; running runs were saved, and the same call continues.
     """
     folder = Path(folder)
-    file = outcomes.OutcomesFile(Path(outcomes_file) if outcomes_file is not None else folder / outcomes.FILE)
+    file = _file(folder, outcomes_file)
     started = time.monotonic()
     measured: dict[PlannedRun, Outcome] = {}
     fresh: list[Outcome] = []
-    total = sum(_tokens(one) for one in plan(study))
+    _todo(study, folder, measured, file, set())
+    steps = {name: one.steps for name, one in left(study, measured).items()}
+    total = sum(steps[variant.name] * variant.recipe.tokens_per_step for variant in study.variants)
     try:
         with Progress(study.name, total, "tok") as bar, _workers(jobs, folder) as pool:
             running: dict[Future[Outcome], PlannedRun] = {}
@@ -66,6 +69,17 @@ def run(
     return Results(study, measured)
 
 
+def known(study: Study, folder: str | Path, outcomes_file: str | Path | None = None) -> dict[PlannedRun, Outcome]:
+    """What `run` would find done; writes nothing."""
+    folder = Path(folder)
+    file = _file(folder, outcomes_file)
+    return settle(study, lambda one: planned_run.known(one, folder, file))
+
+
+def _file(folder: Path, outcomes_file: str | Path | None) -> outcomes.OutcomesFile:
+    return outcomes.OutcomesFile(Path(outcomes_file) if outcomes_file is not None else folder / outcomes.FILE)
+
+
 def _todo(
     study: Study,
     folder: Path,
@@ -74,14 +88,15 @@ def _todo(
     running: set[PlannedRun],
 ) -> list[PlannedRun]:
     """Runs that may start now; those found done are put into `measured`, which may bring up more."""
-    while True:
-        missing = [j for v in study.variants for j in wanted(study, v, measured) if j not in measured and j not in running]
-        found = {one: outcome for one in missing if (outcome := planned_run.known(one, folder, file)) is not None}
-        measured.update(found)
-        for one, outcome in found.items():
-            file.remember(one, outcome)
-        if not found:
-            return missing
+
+    def finished(one: PlannedRun) -> Outcome | None:
+        return None if one in running else planned_run.known(one, folder, file)
+
+    found = settle(study, finished, measured)
+    measured.update(found)
+    for one, outcome in found.items():
+        file.remember(one, outcome)
+    return [j for v in study.variants for j in wanted(study, v, measured) if j not in measured and j not in running]
 
 
 def _tokens(run: PlannedRun) -> float:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from gnomon.progress import duration, quantity
-from gnomon.studies.study import Study, plan
-from gnomon.train.recipe import Recipe
+from gnomon.studies.standing import left
+from gnomon.studies.study import Measured, Study
+from gnomon.train.recipe import Recipe, to_dict
+
+SUMMED = ("tokens", "flops", "here", "there")
 
 # How the rows are shown: keywords for `report.show`.
 SHOWN: dict[str, Any] = {
     "columns": {
-        "variant": "variant", "runs": "runs", "parameters": "parameters", "tokens": "tokens", "flops": "operations",
-        "memory": "memory of a process", "here": "time on this machine", "there": "time on an H100",
+        "variant": "variant", "known": "runs known", "runs": "runs left", "parameters": "parameters", "tokens": "tokens",
+        "flops": "operations", "memory": "memory of a process", "here": "time on this machine", "there": "time on an H100",
     },
     "formats": {
         "parameters": quantity, "tokens": quantity, "flops": quantity, "here": duration, "there": duration,
@@ -21,21 +26,41 @@ SHOWN: dict[str, Any] = {
 }  # fmt: skip
 
 
-def rows(study: Study, processes: int) -> list[dict[str, Any]]:
-    """One row a variant and one for all; columns as in `SHOWN`. Times are one run after the other."""
-    found, planned = [], list(plan(study))
+def rows(study: Study, processes: int, measured: Measured | None = None) -> list[dict[str, Any]]:
+    """One row a variant and one for all, of what is left to run; columns as in `SHOWN`. Times are one run after the other.
+
+    Args:
+        measured: what is known and will not be run again.
+    """
+    found: list[dict[str, Any]] = []
+    rest, costs = left(study, measured or {}), _Costs(processes)
     for variant in study.variants:
-        steps = [job.recipe.steps for job in planned if job.variant == variant.name]
-        one = expected(variant.recipe, processes)
-        share = sum(steps) / variant.recipe.steps
-        found.append({
-            "variant": variant.name, "runs": len(steps), "parameters": one["parameters"], "memory": one["memory"],
-            "tokens": one["tokens"] * share, "flops": one["flops"] * share, "here": one["here"] * share,
-            "there": one["there"] * share,
-        })  # fmt: skip
-    total: dict[str, Any] = {"variant": "all", "memory": max(row["memory"] for row in found), "parameters": None}
-    total |= {key: sum(row[key] for row in found) for key in ("runs", "tokens", "flops", "here", "there")}
-    return [*found, total]
+        known, runs, steps = (getattr(rest[variant.name], key) for key in ("known", "runs", "steps"))
+        row: dict[str, Any] = {"variant": variant.name, "known": known, "runs": runs, "parameters": None, "memory": None}
+        one = costs(variant.recipe) if runs else dict.fromkeys(SUMMED, 0.0)
+        found.append(row | one | {key: one[key] * steps / variant.recipe.steps for key in SUMMED})
+    total: dict[str, Any] = {"variant": "all", "parameters": None, "memory": max((row["memory"] or 0 for row in found), default=0)}
+    return [*found, total | {key: sum(row[key] for row in found) for key in ("known", "runs", *SUMMED)}]
+
+
+class _Costs(dict[str, dict[str, float]]):
+    """`expected` by recipe; that of one variant is often that of its neighbours."""
+
+    def __init__(self, processes: int):
+        super().__init__()
+        self.processes = processes
+
+    def __call__(self, recipe: Any) -> dict[str, float]:
+        key = json.dumps(to_dict(recipe))
+        if key not in self:
+            self[key] = expected(recipe, self.processes)
+        return self[key]
+
+
+def line(total: Mapping[str, Any]) -> str:
+    """The last of the `rows` in words."""
+    known = f", {total['known']} are known" if total["known"] else ""
+    return f"{total['runs']} runs left{known}; about {duration(total['here'])} on this machine, one after the other"
 
 
 def expected(recipe: Any, processes: int = 1) -> dict[str, float]:

@@ -8,6 +8,7 @@ Legend: N processes, P numbers in weights, M those that an orthogonalising optim
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import Counter
@@ -103,7 +104,8 @@ def estimate(recipe: Recipe, processes: int = 1, *, here: bool = False) -> dict[
     }
     traffic["total"] = sum(traffic.values())
     flops = recipe.model.flops_per_token * recipe.tokens_per_step
-    updates = sum(count * _update_flops(*shape, recipe) for shape, count in Counter(shapes).items())
+    optimum = recipe.optim.name, recipe.optim.solver_steps
+    updates = sum(count * _update_flops(*shape, *optimum) for shape, count in Counter(shapes).items())
     found: dict[str, Any] = {
         "processes": processes,
         "strategy": strategy,
@@ -186,14 +188,15 @@ def _kept(model: Transformer, recipe: Recipe, tokens: torch.Tensor) -> list[int]
     return [x.untyped_storage().nbytes() for x in found.values()]
 
 
-def _update_flops(m: int, n: int, manifold: Any, recipe: Recipe) -> int:
+@functools.cache
+def _update_flops(m: int, n: int, manifold: Any, name: str, solver_steps: int) -> int:
     """Operations of one step of one matrix; torch.optim.Muon does five quintic iterations."""
     short, long = sorted((m, n))
-    if recipe.optim.name == "muon":
+    if name == "muon":
         return 5 * (4 * short * short * long + 2 * short**3)
     W = torch.empty(m, n, device="meta")
     with FlopCounterMode(display=False) as counter:
-        optim.advance(W, W.clone(), manifold, 1.0, steps=recipe.optim.solver_steps)
+        optim.advance(W, W.clone(), manifold, 1.0, steps=solver_steps)
     return counter.get_total_flops()
 
 
@@ -235,6 +238,7 @@ def _times(steps: int, every: int) -> int:
     return -(-steps // every) if every else 1
 
 
+@functools.cache
 def _this_computer() -> Machine:
     """The rate of an fp32 product on the processor's threads."""
     x = torch.randn(768, 768)
