@@ -1,9 +1,11 @@
 """Equal tuning: every contestant gets as many runs over the same space, by random search with successive halving.
 
 A trial is a point of the space. All of them run for a share of the steps, the best quarter for all of the steps, on seeds that
-no comparison uses; the best of those is the contestant's setting (arXiv 1502.07943; rungs as whole runs, each with a schedule of
-its own length). The first trial is the recipe as it stands, so nobody loses by tuning. The draws are stratified: of n trials
-each n-th of a knob's range holds one (a Latin hypercube), and they are the same for all contestants that have the knob.
+no comparison uses (arXiv 1502.07943; rungs as whole runs, each with a schedule of its own length). Short runs favour high rates,
+so the rate of the best is then halved and doubled at all of the steps, and on where the edge is best, as in the studies that tune
+a rate alone; the best of all whole runs is the contestant's setting. The first trial is the recipe as it stands, so nobody loses
+by tuning. The draws are stratified: of n trials each n-th of a knob's range holds one (a Latin hypercube), and they are the same
+for all contestants that have the knob.
 
 What runs next is a pure function of what has been measured, as in `gnomon.studies.study`.
 """
@@ -45,6 +47,8 @@ class Choice:
 Space = Mapping[str, Log | Choice]
 """Setting by dotted path -> where its values come from."""
 
+RATE = "optim.lr"
+
 Trial = tuple[tuple[str, Any], ...]
 """One point of a space: settings by path. The recipe as it stands is the empty trial."""
 
@@ -57,11 +61,13 @@ class Budget:
         trials: points of the space, the recipe as it stands among them.
         share: of the steps, in the first rung.
         keep: of the trials go on to the second rung, which has all steps; a fraction.
+        widen: how often the grid of rates around the best of those may grow.
     """
 
     trials: int = 16
     share: float = 0.25
     keep: float = 0.25
+    widen: int = 2
 
     @property
     def finalists(self) -> int:
@@ -69,8 +75,8 @@ class Budget:
 
     @property
     def runs(self) -> float:
-        """What the tuning costs, in whole runs."""
-        return self.trials * self.share + self.finalists
+        """What the tuning costs in whole runs, at most."""
+        return self.trials * self.share + self.finalists + 2 + self.widen
 
 
 @dataclass(frozen=True)
@@ -104,21 +110,56 @@ def _draws(space: tuple[tuple[str, Log | Choice], ...], count: int) -> tuple[Tri
     return ((), *(tuple((path, column[i]) for path, column in columns.items()) for i in range(count)))
 
 
-def wanted(space: Space, budget: Budget, score: Callable[[Rung], float | None]) -> list[Rung]:
-    """The tuning runs as far as they can be known; `score` tells a measured one's (lower is better, inf for a failure), or None."""
+Score = Callable[[Rung], "float | None"]
+"""What a rung came to: lower is better, inf for a failure, None before it is measured."""
+
+
+def wanted(space: Space, budget: Budget, score: Score, rate: float) -> list[Rung]:
+    """The tuning runs as far as they can be known; `rate` is the recipe's own."""
     short = [Rung(trial, 0, budget.share) for trial in draws(space, budget)]
     scores = [score(rung) for rung in short]
     if any(found is None for found in scores):
         return short
     order = sorted(range(len(short)), key=lambda i: (scores[i], i))
-    return short + [Rung(short[i].trial, 1, 1.0) for i in order[: budget.finalists]]
+    finals = [Rung(short[i].trial, 1, 1.0) for i in order[: budget.finalists]]
+    winner = _lowest(finals, score)
+    if winner is None or RATE not in space:
+        return short + finals
+    return short + list(dict.fromkeys(finals + _rates(winner.trial, budget, score, rate)))
 
 
-def best(space: Space, budget: Budget, score: Callable[[Rung], float | None]) -> Trial | None:
-    """The winner; None before all rungs are measured. The recipe as it stands wins where every finalist failed."""
-    finals = [rung for rung in wanted(space, budget, score) if rung.number == 1]
-    scores = [score(rung) for rung in finals]
-    if not finals or any(found is None for found in scores):
+def best(space: Space, budget: Budget, score: Score, rate: float) -> Trial | None:
+    """The winner; None before all rungs are measured. The recipe as it stands wins where every whole run failed."""
+    whole = [rung for rung in wanted(space, budget, score, rate) if rung.number == 1]
+    winner = _lowest(whole, score)
+    if winner is None:
         return None
-    found, trial = min(((s, i) for i, s in enumerate(scores)), key=lambda pair: pair[0])
-    return finals[trial].trial if math.isfinite(found) else ()
+    return winner.trial if math.isfinite(score(winner) or 0.0) else ()
+
+
+def _lowest(rungs: list[Rung], score: Score) -> Rung | None:
+    """The best of them, the first of equals; None before all are measured."""
+    scores = [score(rung) for rung in rungs]
+    if not rungs or any(found is None for found in scores):
+        return None
+    return rungs[min(range(len(rungs)), key=lambda i: scores[i])]
+
+
+def _rates(trial: Trial, budget: Budget, score: Score, rate: float) -> list[Rung]:
+    """A trial at half and twice its rate, and on by factors of two while the best one known is at the edge."""
+    start = dict(trial).get(RATE, rate)
+
+    def at(factor: float) -> Rung:
+        moved = {**dict(trial), RATE: float(f"{start * factor:.3g}")}
+        return Rung(trial if factor == 1.0 else tuple(moved.items()), 1, 1.0)
+
+    factors = [0.5, 1.0, 2.0]
+    for _ in range(budget.widen):
+        winner = _lowest([at(factor) for factor in factors], score)
+        if winner == at(factors[0]):
+            factors.insert(0, factors[0] / 2)
+        elif winner == at(factors[-1]):
+            factors.append(factors[-1] * 2)
+        else:
+            break
+    return [at(factor) for factor in factors]

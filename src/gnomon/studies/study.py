@@ -194,8 +194,8 @@ def wanted(study: Study, variant: Variant, measured: Measured) -> list[PlannedRu
     if variant is None:
         return []
     if variant.space is not None:
-        rungs = search.wanted(variant.space, study.budget, _score(variant, measured))
-        winner = search.best(variant.space, study.budget, _score(variant, measured))
+        rungs = search.wanted(variant.space, study.budget, _score(variant, measured), variant.recipe.optim.lr)
+        winner = tuned(study, variant, measured)
         seeds = study.seeds if winner is not None else ()
         return [_rung(variant, one) for one in rungs] + [_trial(variant, winner or (), seed, 1.0) for seed in seeds]
     tuning = [_run(variant, rate, TUNING_SEED, study.tuning) for rate in rates(study, variant, measured)]
@@ -222,7 +222,9 @@ def resolved(study: Study, variant: Variant, measured: Measured) -> Variant | No
 
 def tuned(study: Study, variant: Variant, measured: Measured) -> Trial | None:
     """The settings that won the search of a variant's space; None before it is done, or where there is no space."""
-    return None if variant.space is None else search.best(variant.space, study.budget, _score(variant, measured))
+    if variant.space is None:
+        return None
+    return search.best(variant.space, study.budget, _score(variant, measured), variant.recipe.optim.lr)
 
 
 def rates(study: Study, variant: Variant, measured: Measured) -> list[float]:
@@ -266,7 +268,7 @@ def plan(study: Study) -> Iterator[PlannedRun]:
     """All runs before anything is known: every rate of every grid, and the compared seeds at the first guess."""
     for variant in study.variants:
         if variant.space is not None:
-            rungs = search.wanted(variant.space, study.budget, lambda rung: None if rung.number else 0.0)
+            rungs = search.wanted(variant.space, study.budget, lambda rung: None if rung.number else 0.0, variant.recipe.optim.lr)
             yield from (_rung(variant, one) for one in rungs)
             yield from (_trial(variant, (), seed, 1.0) for seed in study.seeds)
             continue
