@@ -23,7 +23,7 @@ FLOORS = [
     {"anatomy"},
     {"residual", "optim", "continuity"},
     {"models"},
-    {"train", "evaluation", "export", "doctor"},
+    {"train", "evaluation", "running", "export", "doctor"},
     {"studies"},
     {"cli", "__main__"},
 ]

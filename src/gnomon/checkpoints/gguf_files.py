@@ -22,7 +22,7 @@ from gnomon.files import check_readable
 
 # The converter to GGUF reorders the rows of q and k inside each head for these architectures (its rotary
 # embedding pairs neighbours, Hugging Face's pairs halves). Undone here, so that both forms of a model agree.
-_PERMUTED = {"llama", "granite", "granitemoe"}
+PERMUTED = {"llama", "granite", "granitemoe"}
 
 # struct codes of the scalar types of metadata, by number; 8 is a string, 9 an array.
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -67,7 +67,7 @@ def open_files(paths: list[Path]) -> Checkpoint:
             ) from None
         values = values.astype(np.float32, copy=False).reshape(shape)
         count = heads.get(name.partition(".")[2].partition(".")[2])
-        if architecture in _PERMUTED and isinstance(count, int) and count and shape[0] % (2 * count) == 0:
+        if architecture in PERMUTED and isinstance(count, int) and count and shape[0] % (2 * count) == 0:
             values = unpermute(values, count)
         return torch.from_numpy(values)
 

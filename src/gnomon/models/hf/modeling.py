@@ -45,6 +45,7 @@ class GnomonPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _no_split_modules = ["GnomonBlock"]
     _skip_keys_device_placement = ["cache", "past_key_values"]
+    former_names = _FORMER_NAMES
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, key_mapping: dict[str, str] | None = None, **options: Any) -> Any:
