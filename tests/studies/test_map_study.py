@@ -57,9 +57,8 @@ def test_an_anchor_is_put_into_what_won(name):
     one = studies.load("map", "tiny", variants=["anchor", "anchor depth"])
     model = next(v for v in one.variants if v.name == name)
     measured: dict = {}
-    for _ in range(3):
-        runs = wanted(one, model, measured)
-        measured |= {run: outcome(run.rate) for run in runs if run not in measured}
+    while missing := [run for run in wanted(one, model, measured) if run not in measured]:
+        measured |= {run: outcome(run.rate) for run in missing}
     won = dict(tuned(one, model, measured))
     anchored = next(v for v in one.variants if v.name == f"{name}, 24 layers, anchored")
     runs = wanted(one, anchored, measured)

@@ -43,6 +43,8 @@ CONTESTANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Pre-LN + hetero": ("pre-norm", "hetero", {}),
     "Pre-LN + stiefel": ("pre-norm", "stiefel", {}),
     "Pre-LN + dgram": ("pre-norm", "dgram", {}),
+    "Pre-LN + Sphere": ("pre-norm", "sphere", {}),
+    "clamped sphere by block + Sphere": ("proj-spheret", "sphere", BY_BLOCK),
 }
 """Residual, assignment, and what the contestant changes besides."""
 
@@ -82,6 +84,7 @@ SPACE: dict[str, Log | Choice] = {
 }
 """What is searched besides the rate; warm-up as a share of the steps."""
 
+# On Sphere a rate is the share of its norm by which a matrix moves, and for Muon's on a matrix of unit spectrum about the same.
 RATES = {"adamw": Log(1e-3, 1.6e-2), "muon": Log(5e-3, 0.16)}
 
 OWN: dict[str, Space] = {"clamp": {"model.residual_options.clamp": Choice((math.pi / 8, math.pi / 4, math.pi / 2))}}
