@@ -49,6 +49,7 @@ SURFACE = {
     "data": "tokenizer field val-fraction shard-tokens limit workers skip-bad",
     "inspect": "json html csv compare base config top full no-full fold-norms no-fold-norms per-head no-per-head lag",
     "study": "scale seeds jobs processes data variants out outcomes dry-run no-dry-run set",
+    "advise": "layers width tokens batch-tokens tuning modern json",
     "residuals": "",
     "doctor": "",
 }

@@ -380,6 +380,45 @@ def study(
     print(f"wrote {path}, results.csv and results.md")
 
 
+def advise(
+    layers: int,
+    width: int,
+    tokens: float,
+    batch_tokens: int | None = None,
+    tuning: int = 0,
+    modern: Annotated[bool, FlagCreatePairsOff] = False,
+    json: Path | None = None,
+) -> None:
+    """Tell what to take for a planned run, by what was measured, and how far that reaches.
+
+    Args:
+        layers: blocks.
+        width: channels of the stream.
+        tokens: of the whole run, e.g. 10e9.
+        batch_tokens: tokens a step; a twenty-thousandth of all, from 512 to 524,288, if not given.
+        tuning: whole runs' worth of tuning you can afford.
+        modern: for a model with ReLU squared, zero-init output projections, QK-norm and an untied head.
+        json: write all of it here.
+    """
+    from gnomon.train import advice_tables, evidence, recommend
+
+    if json is not None:
+        check_writable(json)
+    planned = recommend.plan(layers, width, tokens, batch_tokens)
+    found = recommend.advise(planned, evidence.load(), tuning=tuning, block="modern" if modern else "plain")
+    report.show(advice_tables.found(found))
+    report.show(advice_tables.evidence(found.chosen))
+    report.show(advice_tables.distance(found))
+    for note in found.notes:
+        print(f"- {note}")
+    print(f"\n{advice_tables.command(found)}")
+    if trials := recommend.to_try(found.settings, tuning):
+        report.show(advice_tables.trials(trials))
+    if json is not None:
+        write_json(json, found.to_dict())
+        print(f"wrote {json}")
+
+
 def residuals() -> None:
     """List the ways a sublayer can join the residual stream."""
     from gnomon import residual
@@ -410,6 +449,7 @@ COMMANDS = {
     "data": data,
     "inspect": inspect,
     "study": study,
+    "advise": advise,
     "residuals": residuals,
     "doctor": doctor,
 }

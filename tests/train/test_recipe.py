@@ -12,7 +12,7 @@ from gnomon.errors import UserError
 from gnomon.files import flatten
 from gnomon.models import Transformer
 from gnomon.models.config import WITHOUT_NORM
-from gnomon.train import PRESETS, from_dict, preset, replace, to_dict
+from gnomon.train import PRESETS, evidence, from_dict, preset, replace, to_dict
 from gnomon.train.presets import ASSIGNMENTS, BASELINE, RECOMMENDED
 from gnomon.train.recipe import ScheduleConfig, difference
 from gnomon.train.schedule import ratio
@@ -197,7 +197,8 @@ def test_schedule(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_what_won_the_study_unless_asked_otherwise(name):
+def test_a_preset_out_of_reach_of_the_map_is_what_won_the_study_unless_asked_otherwise(name, monkeypatch):
+    monkeypatch.setattr(evidence, "load", lambda: ())
     plain = preset(name)
     bound = {"model.residual_options.clamp": math.pi / 4} if plain.model.layers <= 12 else {"model.residual": "geonorm"}
     changed = {**bound, "model.head_bias": True, "optim.lr": 0.04 if name == "tiny" else 0.02}

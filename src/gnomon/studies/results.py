@@ -11,7 +11,7 @@ from gnomon.errors import UserError
 from gnomon.files import read_json, restored
 from gnomon.run_folder import read_metrics
 from gnomon.studies import verdict
-from gnomon.studies.study import Claim, Measured, Outcome, Study, at_edge, best_rate, tuned
+from gnomon.studies.study import Claim, Measured, Outcome, Study, at_edge, best_rate, tuned, wanted
 from gnomon.studies.verdict import Verdict
 
 REPRODUCED, NOT, UNTESTABLE, NOT_RUN = "reproduced", "not reproduced", "not testable", "not run"
@@ -31,6 +31,10 @@ class Results:
     def recipe(self, name: str) -> Any:
         """What the variant runs, at its first guess of a rate."""
         return self._variants[name].recipe
+
+    def settled(self, name: str) -> Any:
+        """What the compared runs of the variant are, but for their seeds."""
+        return wanted(self.study, self._variants[name], self.measured)[-1].recipe
 
     def rate(self, name: str) -> float:
         """The tuned learning rate."""

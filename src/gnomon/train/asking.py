@@ -38,7 +38,7 @@ def recipe_for(
     if config is None:
         # A checkpoint goes on as it was most likely made.
         usual = (None, None) if init is None else BASELINE
-        recipe = preset(name or "tiny", residual or usual[0], assignment or usual[1])
+        recipe = preset(name or "tiny", residual or usual[0], assignment or usual[1], measured=init is None)
     elif name is not None:
         raise UserError(f"{config} is a whole recipe, and so is the preset {name!r}: give one of them")
     elif assignment is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from gnomon.errors import check_name
 from gnomon.models import config as models
+from gnomon.train import evidence, recommend
 from gnomon.train.recipe import ComputeConfig, DataConfig, OptimConfig, Recipe, ScheduleConfig, WatchConfig, replace
 
 BASELINE = ("pre-norm", "adamw")
@@ -117,27 +119,55 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
 }
 
 
-def preset(name: str, residual: str | None = None, assignment: str | None = None) -> Recipe:
-    """The recipe of a preset, and the learning rate tuned for its residual and optimizer where it is known.
+def preset(name: str, residual: str | None = None, assignment: str | None = None, *, measured: bool = False) -> Recipe:
+    """The recipe of a preset.
 
     Args:
         name: a key of `PRESETS`.
         residual: one of `gnomon.residual.names()`.
         assignment: "adamw", "muon", or an assignment of ManifoldMuon.
+        measured: with the rates, decays and moments that the map found best for this residual and optimizer, where the preset lies
+            within its reach (`gnomon.train.recommend.REACH`). Studies start from the preset as it is, whatever was measured since.
 
-    Where neither is given it is what we recommend, see `recommended`; where one is, the other is that of `BASELINE`, so that one
-    thing is changed.
+    Where neither residual nor assignment is given it is what we recommend, see `recommended`; where one is, the other is that of
+    `BASELINE`, so that one thing is changed.
     """
     make = PRESETS[check_name("preset", name, PRESETS)]
     if residual is None and assignment is None:
-        return recommended(make(*RECOMMENDED))
-    return make(residual or BASELINE[0], assignment or BASELINE[1])
+        return recommended(make)
+    made = make(residual or BASELINE[0], assignment or BASELINE[1])
+    pair = made.model.residual, dict(made.model.residual_options), assignment or BASELINE[1]
+    found = _advice(made, pair) if measured else None
+    return made if found is None else _taking(made, found)
 
 
-def recommended(recipe: Recipe) -> Recipe:
-    """A recipe of the pair `RECOMMENDED` with the bias on the head that the sphere wants, and the bound on turning that won at its
-    depth: GeoNorm's clamp up to twelve layers (docs/results/recipe.md), GeoNorm itself beyond (docs/results/residuals.md)."""
-    recipe = replace(recipe, {"model.head_bias": True})
+def _advice(recipe: Recipe, pair: tuple[str, dict[str, Any], str] | None = None) -> recommend.Advice | None:
+    """What the evidence says to a run of this size, of all pairs or of one; None where it says nothing, or is out of reach."""
+    planned = recommend.Plan(recipe.model.layers, recipe.model.width, recipe.steps, recipe.tokens_per_step)
+    try:
+        found = recommend.advise(planned, evidence.load(), pair=pair)
+    except recommend.NothingMeasured:
+        return None
+    return found if found.reaches else None
+
+
+def _taking(recipe: Recipe, found: recommend.Advice) -> Recipe:
+    """With the settings found, but for the spread of the init, which is the preset's own."""
+    own = {path: value for path, value in found.settings.items() if path != "model.init_std"}
+    return replace(recipe, {**own, "model.residual_options": dict(found.residual_options)}, shared=True)
+
+
+def recommended(make: Callable[..., Recipe]) -> Recipe:
+    """What we recommend for a preset, with a bias on the head, which a sphere wants.
+
+    Within reach of the map that is what it found (`gnomon.train.recommend`). Elsewhere it is the pair `RECOMMENDED` with the bound on
+    turning that won at its depth: GeoNorm's clamp up to twelve layers (docs/results/recipe.md), GeoNorm itself beyond
+    (docs/results/residuals.md).
+    """
+    found = _advice(make(*BASELINE))
+    if found is not None:
+        return _taking(replace(make(found.residual, found.assignment), {"model.head_bias": True}), found)
+    recipe = replace(make(*RECOMMENDED), {"model.head_bias": True})
     if recipe.model.layers > 12:
         return replace(recipe, {"model.residual": "geonorm"})
     # Bounded turns bear twice the rate: on `tiny`, seed 1000, 0.04 ends at 1.736 and 0.02 at 1.776.
