@@ -22,13 +22,13 @@ FLOORS = [
     {"geometry", "checkpoints", "data", "report"},
     {"anatomy"},
     {"residual", "optim", "continuity"},
-    {"models"},
+    {"models", "monitor"},
     {"train", "evaluation", "running", "export", "doctor"},
     {"studies"},
     {"cli", "__main__"},
 ]
 # Rooms of these floors may not import each other; above them they may.
-SEPARATE = FLOORS[1] | FLOORS[3]
+SEPARATE = FLOORS[1] | FLOORS[3] | FLOORS[4]
 
 
 def module_of(path: Path) -> str:

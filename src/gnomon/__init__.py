@@ -15,12 +15,13 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
     from gnomon.errors import UserError  # noqa: F401
     from gnomon.geometry.manifolds import DGram, Euclidean, Oblique, SpectralBall, SpectralSphere, Sphere, Stiefel  # noqa: F401
     from gnomon.models.hf import register  # noqa: F401
+    from gnomon.monitor.monitoring import Monitor  # noqa: F401
     from gnomon.optim import ManifoldMuon, Rule, assign  # noqa: F401
 
 __version__ = "0.1.0"
 
 _ROOMS = (
-    "geometry", "residual", "models", "data", "train", "anatomy", "optim", "continuity", "checkpoints", "evaluation",
+    "geometry", "residual", "monitor", "models", "data", "train", "anatomy", "optim", "continuity", "checkpoints", "evaluation",
     "report", "studies",
 )  # fmt: skip
 _EXPORTS = {room: room for room in _ROOMS} | {
@@ -36,6 +37,7 @@ _EXPORTS = {room: room for room in _ROOMS} | {
     "ManifoldMuon": "optim",
     "inspect": "continuity",
     "Tracker": "continuity",
+    "Monitor": "monitor",
     "UserError": "errors",
     "register": "models.hf",
 }

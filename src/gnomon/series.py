@@ -163,7 +163,7 @@ def split_place(place: str) -> tuple[str, int, str]:
         ValueError: it is not the name of a place.
     """
     # A stack's name may hold dots itself: `text[model.layers]`.
-    found = re.fullmatch(r"(?P<stack>.+?)\.(?P<layer>\d+)\.(?P<name>[a-z_0-9+.]+)", place)
+    found = re.fullmatch(r"(?P<stack>.+?)\.(?P<layer>\d+)\.(?P<name>[A-Za-z_0-9+.]+)", place)
     if found is None:
         raise ValueError(f"{place!r} is not STACK.LAYER.NAME")
     return found["stack"], int(found["layer"]), found["name"]

@@ -72,6 +72,12 @@ class Part:
         return "reads" if self.reads_stream else "writes" if self.writes_stream else ""
 
     @property
+    def place(self) -> str:
+        """Its name in records: `text.3.query`, `text.3.expert7.up`, `text.3.query.lora_A`."""
+        expert = "" if self.expert is None else f".expert{self.expert}"
+        return f"{self.stack}.{self.layer}{expert}.{self.role}{self.adapter and f'.lora_{self.adapter}'}"
+
+    @property
     def sublayer(self) -> str:
         """ "attention", "mlp", "mixer", "router" or ""."""
         return ROLES[self.role.split("+")[0]].sublayer

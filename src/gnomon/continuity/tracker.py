@@ -54,6 +54,7 @@ class Tracker:
         roles: watch only these; None for all matrices inside layers.
         accumulate: keep the sum of gradients.
         config: what a Hugging Face config would say, for models whose fused weights need it.
+        start: W_0 by parameter, where somebody keeps it already; None to copy the weights as they are now.
 
     Raises:
         UserError: no matrices of known role in neighbouring layers, or an argument is out of range.
@@ -68,6 +69,7 @@ class Tracker:
         roles: Iterable[str] | None = None,
         accumulate: bool = True,
         config: Any = None,
+        start: dict[str, Tensor] | None = None,
     ):
         if every < 1 or reference < 0:
             raise UserError(f"every must be at least 1 and reference at least 0; got {every} and {reference}")
@@ -81,7 +83,7 @@ class Tracker:
         self._parts = list(dict.fromkeys(part for pair in self._pairs for part in (pair.first, pair.second)))
         parameters = dict(model.named_parameters())
         self._parameters = {part.name: parameters[part.name] for part in self._parts}
-        self._start = {name: whole(p).cpu().clone() for name, p in self._parameters.items()}
+        self._start = start or {name: whole(p).cpu().clone() for name, p in self._parameters.items()}
         self._sum: dict[str, Tensor] = {}
         self._accumulate = accumulate
         self._first: dict[Part, Tensor] = {}
@@ -121,8 +123,8 @@ class Tracker:
         if not self._first and step >= self.reference:
             self._first = {part: one.V_kN[0].clone() for part, one in at.items() if not undefined(one)}
         turns = {part: _turn(self._first[part], at[part]) for part in self._first if part in at}
-        record["turn_v1"] = {_name(part): turn for part, turn in turns.items()}
-        record["change"] = {_name(part): value for part in self._parts if (value := self._change(part)) is not None}
+        record["turn_v1"] = {part.place: turn for part, turn in turns.items()}
+        record["change"] = {part.place: value for part in self._parts if (value := self._change(part)) is not None}
         self._last = {part: one.V_kN for part, one in at.items()}
         self._pending = {}
         return {
@@ -131,11 +133,11 @@ class Tracker:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same series."""
-        vectors = {_name(part): vector for part, vector in self._first.items()}
+        vectors = {part.place: vector for part, vector in self._first.items()}
         return {"start": self._start, "sum": {k: whole(x).cpu() for k, x in self._sum.items()}, "first": vectors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        by_name = {_name(part): part for part in self._parts}
+        by_name = {part.place: part for part in self._parts}
         self._start = dict(state["start"])
         self._first = {by_name[name]: vector for name, vector in state["first"].items()}
         for name, value in state["sum"].items():
@@ -168,7 +170,7 @@ class Tracker:
                 continue
             for side, A, B in (("v1", a.V_kN, b.V_kN), ("u1", a.U_kM, b.U_kM)):
                 if A.shape[1] == B.shape[1]:
-                    series[f"{what}_{side}"][_name(pair.first)] = abs(float(A[0] @ B[0]))
+                    series[f"{what}_{side}"][pair.first.place] = abs(float(A[0] @ B[0]))
         return series
 
     def _change(self, part: Part) -> float | None:
@@ -181,8 +183,3 @@ class Tracker:
 def _turn(reference: Tensor, at: Singular) -> float:
     angle = subspace.principal_angles(reference[None].to(at.V_kN), at.V_kN[:1])
     return float(torch.rad2deg(angle)[0])
-
-
-def _name(part: Part) -> str:
-    expert = "" if part.expert is None else f".expert{part.expert}"
-    return f"{part.stack}.{part.layer}{expert}.{part.role}"

@@ -7,7 +7,7 @@ Legend: N tokens, D channels, n tokens of the sample; h before the sublayer, g a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +36,6 @@ class StateSums:
     square_D: Tensor
     peak_3: Tensor
     sample_nD: Tensor
-
-    def moved(self, **changed: Tensor) -> StateSums:
-        return replace(self, **changed)
 
 
 def add_up(h: Tensor, g: Tensor, e: Tensor, keep: Tensor | None = None, sample: int = SAMPLE) -> StateSums:
