@@ -47,7 +47,8 @@ SURFACE = {
     "eval": "data wikitext no-wikitext tokens tasks task-path fewshot limit json device",
     "export": "verify no-verify",
     "data": "tokenizer field val-fraction shard-tokens limit workers skip-bad",
-    "inspect": "json html csv compare base config top full no-full fold-norms no-fold-norms per-head no-per-head lag",
+    "inspect": "json html csv compare base config top full no-full fold-norms no-fold-norms per-head no-per-head lag "
+    "text tokens removal",
     "study": "scale seeds jobs processes data variants out outcomes dry-run no-dry-run set",
     "advise": "layers width tokens batch-tokens tuning modern json",
     "residuals": "",

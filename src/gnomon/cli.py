@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
@@ -19,6 +19,7 @@ import gnomon
 from gnomon import continuity, evaluation, report, studies
 from gnomon.errors import UserError, printable, refused
 from gnomon.files import check_writable, read_json, write_json
+from gnomon.progress import tell
 from gnomon.train import Recipe
 
 # What imports torch (or takes a while) is imported inside the commands, so that help is instant; the rooms above are lazy.
@@ -300,6 +301,9 @@ def inspect(
     fold_norms: bool = False,
     per_head: bool = False,
     lag: int = 1,
+    text: Path | None = None,
+    tokens: int = 4096,
+    removal: Annotated[bool, FlagCreatePairsOff] = False,
 ) -> None:
     """Tell how the leading singular directions of a checkpoint run through its depth. Large ones on several processes:
     torchrun --nproc-per-node N -m gnomon inspect …
@@ -317,21 +321,53 @@ def inspect(
         fold_norms: multiply the gains of neighbouring norms into each matrix first.
         per_head: compare attention heads as well.
         lag: compare layers this many places apart.
+        text: run the model on this text (.txt, .txt.gz, or token file) as well, one block in memory at a time, and tell
+            what its hidden states and attention do. Needs the extra "hf".
+        tokens: of the text, at most.
+        removal: with --text, also the loss without each block.
     """
     for path in (json, html, csv):
         if path is not None:
             check_writable(path)
     known = read_json(config / "config.json" if config.is_dir() else config) if config else None
+    if removal and text is None:
+        raise UserError("--removal is a loss on a text: give one with --text")
+    reading, refusal = None, None
+    if text is not None and is_main():
+        from gnomon.running import WithWeights
+
+        reading, refusal = _on_text(checkpoint, text, tokens, removal, known)
     found = continuity.inspect(
         checkpoint, top, full=full, fold_norms=fold_norms, per_head=per_head, lag=lag, compare=compare, base=base,
         config=known, progress=is_main(), together=True,
     )  # fmt: skip
     if not is_main():
         return
-    found.show()
-    for path, write in ((json, found.to_json), (html, found.to_html), (csv, found.to_csv)):
+    shown: Any = found
+    if reading is not None:
+        try:
+            shown = WithWeights(found, reading.run(progress=True))
+        except UserError as error:
+            refusal = error
+    shown.show()
+    for path, write in ((json, shown.to_json), (html, shown.to_html), (csv, shown.to_csv)):
         if path is not None:
             print(f"wrote {write(path)}")
+    if refusal is not None:
+        raise refusal  # the report of the weights is written
+
+
+def _on_text(checkpoint: str, text: Path, tokens: int, removal: bool, config: dict | None) -> tuple[Any, UserError | None]:
+    """What is ready to read the text, told with what it will take; or why it cannot be read, to be told after the weights."""
+    from gnomon.running import prepare
+
+    try:
+        ready = prepare(checkpoint, text, tokens, removal=removal, config=config)
+    except UserError as error:
+        tell(f"the text will not be read: {error}")
+        return None, error
+    tell(f"{ready.rows.count:,} tokens of {text}: {ready.expected}")
+    return ready, None
 
 
 def study(

@@ -6,6 +6,8 @@ from gnomon.lazy import lazy
 
 _EXPORTS = {
     "open_streamed": "streamed", "Streamed": "streamed",
+    "prepare": "on_text", "OnText": "on_text", "Prepared": "on_text",
+    "WithWeights": "with_weights",
     "read_rows": "token_rows", "Rows": "token_rows",
 }  # fmt: skip
 

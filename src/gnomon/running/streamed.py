@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -77,6 +78,17 @@ class Streamed:
         """Memory of a piece's weights."""
         return sum(4 * self._empty[name].numel() for name in self._pieces[piece])
 
+    @property
+    def without_cache(self) -> dict[str, Any]:
+        """What tells `forward` to keep no keys and values for a next token; they would be as large as the states."""
+        return {"use_cache": False} if hasattr(self.model.config.get_text_config(), "use_cache") else {}
+
+    @property
+    def without_logits(self) -> dict[str, Any]:
+        """What tells `forward` to make the logits of the last token alone; those of a long text can be larger than the model."""
+        known = inspect.signature(self.model.forward).parameters
+        return {"logits_to_keep": 1} if self.predicts and "logits_to_keep" in known else {}
+
     @torch.no_grad()
     def run(self, tokens_BT: Tensor, visit: Visit | None = None, **options: Any) -> Any:
         """The model's own output on these tokens.
@@ -86,18 +98,21 @@ class Streamed:
             visit: stands in the place of each block; None runs them all.
             options: for the model's `forward`.
         """
-        self._visit, self._due = visit or _run_it, 0
-        if hasattr(self.model.config.get_text_config(), "use_cache"):
-            # Keys and values kept for a next token would be as large as the states.
-            options = {"use_cache": False} | options
+        with self.visited(visit or _run_it):
+            try:
+                return self.model(input_ids=tokens_BT, **self.without_cache | options)
+            except RuntimeError as error:
+                if "single memory location" not in str(error):
+                    raise
+                name = type(self.model).__name__
+                raise UserError(f"{name} writes into its weights while it runs, and they are on disk") from error
+
+    @contextlib.contextmanager
+    def visited(self, visit: Visit) -> Iterator[None]:
+        """While open, `visit` stands in the place of each block, in one call of `model`."""
+        self._visit, self._due = visit, 0
         try:
-            return self.model(input_ids=tokens_BT, **options)
-        except RuntimeError as error:
-            if "single memory location" not in str(error):
-                raise
-            raise UserError(
-                f"{type(self.model).__name__} writes into its weights while it runs, and they are on disk"
-            ) from error
+            yield
         finally:
             self._visit = _run_it
 

@@ -86,7 +86,7 @@ def read_rows(streamed: Streamed, text: str | Path, tokens: int = 4096, length: 
     own = min(length - around, len(ids_N))
     if own < SHORTEST:
         raise UserError(
-            f"{text} has {len(ids_N):,} tokens for {words.name}, which is too short: {SHORTEST} make the shortest row."
+            f"{text} has {len(ids_N):,} tokens (tokenizer: {words.name}), which is too short: {SHORTEST} make the shortest row."
         )
     rows = max(min(tokens // (own + around), len(ids_N) // own), 1)
     ids_BT = np.asarray(ids_N[: rows * own], dtype=np.int64).reshape(rows, own)
