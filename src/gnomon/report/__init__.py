@@ -6,8 +6,8 @@ from gnomon.lazy import lazy
 
 _EXPORTS = {
     "table": "tables", "show": "tables", "markdown": "tables", "csv": "tables", "Bar": "tables",
-    "curves": "charts", "profile": "charts", "heatmap": "charts",
-    "intervals": "charts", "ridgeline": "charts", "scatter": "charts",
+    "curves": "line_charts", "profile": "line_charts",
+    "heatmap": "charts", "intervals": "charts", "scatter": "charts",
     "Axis": "chart_options", "Series": "chart_options", "Line": "chart_options",
     "Page": "page",
     "run_report": "training_report", "run_page": "training_report",

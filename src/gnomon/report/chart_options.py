@@ -57,13 +57,13 @@ class Line:
     Args:
         dots: mark every point.
         band: keys of the lower and upper edge of a shaded band around each line.
-        half_life: smooth over so many points (the raw line stays, faint); 0 for none.
+        smooth: draw the mean over this share of the line to each side (the raw line stays, faint); 0 for none.
         focus: choose the range of y without the first `focus` share of x; the subtitle says so.
-        limit: points a line may have; longer ones are thinned, keeping extremes and both ends.
+        limit: points a line may have, fewer where there are several; longer ones are thinned, keeping extremes and both ends.
     """
 
     dots: bool = False
     band: tuple[str, str] | tuple[()] = ()
-    half_life: float = 0
+    smooth: float = 0
     focus: float = 0
-    limit: float = 1500
+    limit: float = 1000

@@ -1,4 +1,4 @@
-"""The parts that charts are put together from: fields, data, colours, legend, hover, rules."""
+"""The parts that charts are put together from: fields, data, axes, colours, legend, rules."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnomon.errors import UserError
-from gnomon.report.chart_data import groups, short
-from gnomon.report.chart_options import Series
+from gnomon.report.chart_data import extent, groups, log_ticks, short
+from gnomon.report.chart_options import Axis, Series
 from gnomon.report.theme import DASHES, SERIES, theme
 
-HOVER = "hover"  # name of the layer that only a pointer brings to life
+WIDTH = 680  # pixels, of a picture; a page stretches charts to its own width
+POSITIVE = " (above zero, on a logarithmic axis)"
 
 
 def need(module: str) -> Any:
@@ -78,17 +79,6 @@ def only(chart: Any, shown: Sequence[Any]) -> Any:
     return chart
 
 
-def hover(base: Any, y: Any, keys: Sequence[str]) -> Any:
-    """A layer with a dot on the point nearest to the pointer (told from others by `keys`), and its values."""
-    alt = need("altair")
-    near = alt.selection_point(fields=[field(key) for key in keys], nearest=True, on="pointerover",
-                               clear="pointerout", empty=False)
-    seen = alt.condition(near, alt.value(1), alt.value(0))
-    # Whole rows, since a list of fields shows text as "undefined" under a nearest selection (Vega-Lite 6.4).
-    dot = base.mark_point(size=70, tooltip=alt.TooltipContent("data")).encode(y, opacity=seen)
-    return dot.add_params(near).properties(name=HOVER)
-
-
 def rules(reference: Mapping[str, float], axis: str) -> list[Any]:
     """Dotted lines across the chart at given values, with their names."""
     alt = need("altair")
@@ -111,9 +101,36 @@ def nothing(title: str, keys: Sequence[str], rows: Sequence[dict], why: str = ""
                      f"finite {wanted}{why}. Keys of the first row: {present}.")
 
 
-def finish(chart: Any, title: str, notes: Sequence[str], **size: Any) -> Any:
-    """Title, notes as subtitle, size and the house theme."""
+def along(points: Sequence[dict], x: Axis, dots: bool, column: str = "") -> Any:
+    """The channel x; `column` where its numbers stand under another name in the chart."""
+    alt = need("altair")
+    whole = {"tickMinStep": 1} if all(isinstance(row[x.key], int) for row in points) else {}
+    # "500µ" is no way to tell a learning rate.
+    small = x.log and extent(points, [x.key])[0] < 1e-3
+    zero = {} if x.log else {"zero": False}
+    return alt.X(field=column or field(x.key), type="quantitative", title=x.shown,
+                 axis=alt.Axis(format="~e" if small else "~s", labelOverlap=True, **whole),
+                 scale=alt.Scale(type="log" if x.log else "linear", nice=False, padding=8 * dots, **zero))
+
+
+def upright(points: Sequence[dict], keys: Sequence[str], log: bool, window: list[float] | None = None) -> dict[str, dict]:
+    """Scale and axis of y: from zero when the values come near it, else with a little room at both ends."""
+    low, high = extent(points, keys)
+    small = {"format": ".1~e"} if high < 1e-3 or log and low < 1e-3 else {}
+    if log:
+        ticks = log_ticks(low, high)
+        return {"scale": {"type": "log", "padding": 6}, "axis": {"values": ticks, "tickCount": len(ticks), **small}}
+    near_zero = not window and 0 <= low < 0.15 * high
+    room: dict[str, Any] = {"domain": window} if window else {} if near_zero else {"padding": 6}
+    if high - low < 1e-3 * abs(high):
+        # Ticks between numbers that all but agree would be rounded to one another, or to none of them.
+        room = {"domain": sorted((0.9 * low, 1.1 * high))}
+    return {"scale": {"type": "linear", "zero": near_zero, **room}, "axis": small}
+
+
+def finish(chart: Any, title: str, notes: Sequence[str], choices: Mapping[str, Any] | None = None, **size: Any) -> Any:
+    """Title, notes as subtitle, size and the house theme; `choices` is what a page lets its reader change."""
     subtitle = {"subtitle": "; ".join(notes)} if notes else {}
     head = {"title": need("altair").TitleParams(title, **subtitle)} if title or notes else {}
     # The mark lets a page swap the colours for dark paper without touching charts made elsewhere.
-    return chart.properties(usermeta={"theme": "gnomon"}, **head, **size).configure(**theme())
+    return chart.properties(usermeta={"theme": "gnomon", **(choices or {})}, **head, **size).configure(**theme())

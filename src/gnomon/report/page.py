@@ -13,7 +13,7 @@ from typing import Any
 
 from gnomon.files import atomic, flatten
 from gnomon.report import tables
-from gnomon.report.chart_parts import HOVER, need
+from gnomon.report.chart_parts import need
 from gnomon.report.theme import theme
 
 _HERE = Path(__file__).parent
@@ -27,10 +27,12 @@ class Page:
     >>> page.chart(curves(rows, "tokens", "loss", "run"), "Lower is better.")
     >>> page.write("report.html")
 
-    All text is escaped: nothing a caller passes in becomes markup or script.
+    All text is escaped: nothing a caller passes in becomes markup or script. With `refresh` a browser that has the page open
+    reads it anew every so many seconds.
     """
 
-    def __init__(self, title: str, subtitle: str = ""):
+    def __init__(self, title: str, subtitle: str = "", refresh: int = 0):
+        self.refresh = refresh
         self.title, self.subtitle = title, subtitle
         self._sections: list[dict[str, Any]] = [{"title": "", "id": "top", "blocks": []}]
         self._figures: dict[str, dict] = {}
@@ -95,15 +97,15 @@ class Page:
             UserError: the extra `report` is not installed.
         """
         path = Path(path)
-        text = self.html(linked=figures)
+        text = self.html()
         with atomic(path, "w") as file:
             file.write(text)
         for name, spec in self._figures.items() if figures else ():
             _write_figure(path.parent / "figures" / name, spec)
         return path
 
-    def html(self, linked: bool = False) -> str:
-        """The whole page as text; `linked` puts links to the files in `figures/` under every chart."""
+    def html(self) -> str:
+        """The whole page as text."""
         jinja = need("jinja2")
         environment = jinja.Environment(loader=jinja.FileSystemLoader(_HERE), autoescape=True,
                                         trim_blocks=True, lstrip_blocks=True)
@@ -112,7 +114,7 @@ class Page:
         named = [section for section in sections if section["title"]]
         clear = {mode: {**theme(mode == "dark"), "background": None} for mode in ("light", "dark")}
         return environment.get_template("page.html").render(
-            title=self.title, subtitle=self.subtitle, sections=sections, linked=linked,
+            title=self.title, subtitle=self.subtitle, sections=sections, refresh=self.refresh,
             contents=named if len(named) > 4 else [], style=_read("page.css"), scripts=scripts,
             policy=_policy(scripts), themes=_json(clear),
             figures={name: _json(_for_page(spec)) for name, spec in self._figures.items()})
@@ -198,19 +200,9 @@ def _rows(spec: dict) -> Iterator[dict]:
         yield from dataset
 
 
-def _still(spec: dict) -> dict:
-    """The chart without its hover layer, whose invisible dots would make up most of a picture's file."""
-    spec = {**spec, "params": [p for p in spec.get("params", ()) if HOVER not in str(p.get("views", ""))]}
-    if "spec" in spec:
-        spec["spec"] = _still(spec["spec"])
-    if "layer" in spec:
-        spec["layer"] = [layer for layer in spec["layer"] if not str(layer.get("name", "")).startswith(HOVER)]
-    return spec
-
-
 def _write_figure(stem: Path, spec: dict) -> None:
     vl_convert = need("vl_convert")
-    svg = vl_convert.vegalite_to_svg(_still(spec), vl_version=_version())
+    svg = vl_convert.vegalite_to_svg(spec, vl_version=_version())
     with atomic(stem.with_name(f"{stem.name}.svg"), "w") as file:
         file.write(svg)
     with atomic(stem.with_name(f"{stem.name}.png")) as file:

@@ -51,5 +51,6 @@ def theme(dark: bool = False) -> dict[str, Any]:
         "line": {"strokeWidth": 2, "strokeJoin": "round"},
         "rule": {"color": quiet},
         "text": {"color": quiet, "fontSize": 11},
+        "style": {"halo": {"stroke": PAPER[mode], "strokeWidth": 4, "strokeJoin": "round"}},
         "point": {"filled": True, "size": 45},
     }

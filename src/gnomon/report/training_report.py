@@ -20,13 +20,15 @@ from gnomon import series
 from gnomon.files import flatten
 from gnomon.report.chart_data import drawable, noisy
 from gnomon.report.chart_options import Axis, Line, Series
-from gnomon.report.charts import curves, profile
+from gnomon.report.line_charts import curves, profile
 from gnomon.report.page import Page
 from gnomon.report.runs import SUMMARY, Run, numbers, read_runs, summary
 
 # Bookkeeping and places rather than results; the two losses have a section of their own.
 _NOT_MEASURES = {"step", "tokens", "seconds", "loss", "val_loss", "massive_channel", "massive_position"}
-_HALF = (330, 210)
+_STEP = Axis("step")
+_OTHERS = (Axis("tokens"), Axis("seconds", "seconds of training"))
+_HALF, _THIRD = (330, 210), (220, 150)
 
 
 def run_report(folders: Sequence[Path], out: Path, title: str | None = None, figures: bool = True) -> Path:
@@ -119,20 +121,19 @@ def _losses(page: Page, runs: Sequence[Run]) -> None:
     words = {run.recipe.get("data", {}).get("tokenizer") for run in runs}
     if unit == "nats a token" and len(words) > 1:
         page.flags([f"Losses are nats a token of different tokenizers ({', '.join(map(str, words))}), which do not compare."])
-    half_life = min(len(run.metrics) for run in runs) / 100
-    if any(_lines(_rows(runs, key, x)) for key in ("loss", "val_loss") for x in ("tokens", "seconds")):
-        page.section("Loss")
-    for x, width in (("tokens", 1), ("seconds", 0.5)):
-        for key, name in (("loss", "Training loss"), ("val_loss", "Validation loss")):
-            rows = [{**row, key: row[key] * factors[row["run"]]} for row in _rows(runs, key, x)]
-            if not _lines(rows):
-                continue
-            smoothing = half_life if key == "loss" and half_life >= 1 else 0
-            chart = curves(rows, x, Axis(key, f"loss ({unit})"), _by_run(runs), f"{name} over {x}",
-                           line=Line(len(rows) < 60 * len(runs), half_life=smoothing, focus=0.05),
-                           size=(680 if width == 1 else 330, 260))
-            told = f"Thick: exponential mean, half-life {smoothing:.0f} points. Faint: every point."
-            page.chart(chart, told if smoothing and width == 1 else "", f"{key}-{x}", width)
+    smoothing = 0.015 if min(len(run.metrics) for run in runs) >= 100 else 0
+    first = True
+    for key, name in (("loss", "Training loss"), ("val_loss", "Validation loss")):
+        rows = [{**row, key: row[key] * factors[row["run"]]} for row in _rows(runs, key)]
+        if not _lines(rows, key):
+            continue
+        if first:
+            page.section("Loss")
+        first = False
+        noisy_one = key == "loss"
+        line = Line(len(rows) < 60 * len(runs), smooth=smoothing * noisy_one, focus=0.05)
+        chart = curves(rows, _STEP, Axis(key, f"loss ({unit})"), _by_run(runs), name, line=line, others=_OTHERS, size=(330, 260))
+        page.chart(chart, "Thick: mean of neighbouring points. Faint: every point." if line.smooth else "", key, 0.5)
 
 
 def _draw(page: Page, runs: Sequence[Run], key: str, known: series.Series) -> None:
@@ -142,10 +143,10 @@ def _draw(page: Page, runs: Sequence[Run], key: str, known: series.Series) -> No
     elif dict in kinds:
         _draw_tensors(page, runs, key, known)
     else:
-        half_life = max((len(run.metrics) / 100 for run in runs if noisy(run.column(key))), default=0)
-        rows = _rows(runs, key, "step")
-        chart = curves(rows, "step", Axis(key, _y(known), _wide(rows, key)), _by_run(runs), known.title,
-                       line=Line(focus=0.02, half_life=half_life), size=_HALF)
+        smoothing = 0.015 if any(noisy(run.column(key)) for run in runs) else 0
+        rows = _rows(runs, key)
+        chart = curves(rows, _STEP, Axis(key, _y(known), _wide(rows, key)), _by_run(runs), known.title, others=_OTHERS,
+                       line=Line(focus=0.02, smooth=smoothing), size=_HALF)
         page.chart(chart, known.meaning, key, 0.5)
 
 
@@ -153,8 +154,8 @@ def _draw_depth(page: Page, runs: Sequence[Run], key: str, known: series.Series)
     profiles, extremes = [], []
     pick = max if known.worst == "max" else min
     for run in runs:
-        probes = [(row["step"], values) for row in run.metrics if numbers(values := series.over_depth(key, row.get(key)))]
-        extremes += [{"step": step, "run": run.name, key: pick(numbers(values))} for step, values in probes]
+        probes = [(row, values) for row in run.metrics if numbers(values := series.over_depth(key, row.get(key)))]
+        extremes += [{**_when(row), "run": run.name, key: pick(numbers(values))} for row, values in probes]
         for moment, place in _moments(len(probes), len(runs)):
             profiles += [{"depth": i, "run": run.name, "probe": moment, key: value}
                          for i, value in enumerate(probes[place][1])]
@@ -163,27 +164,30 @@ def _draw_depth(page: Page, runs: Sequence[Run], key: str, known: series.Series)
     depths = profile(profiles, Axis("depth", "depth (index)"), Axis(key, _y(known), _wide(profiles, key)), by,
                      f"{known.title} over depth", size=_HALF)
     page.chart(depths, known.meaning, f"{key}-depth", 0.5)
-    if not _lines(extremes):
+    if not _lines(extremes, key):
         return
-    over_steps = curves(extremes, "step", Axis(key, _y(known), _wide(extremes, key)), _by_run(runs),
-                        f"{known.title}: {known.worst} over depth", size=_HALF)
+    over_steps = curves(extremes, _STEP, Axis(key, _y(known), _wide(extremes, key)), _by_run(runs),
+                        f"{known.title}: {known.worst} over depth", others=_OTHERS, size=_HALF)
     page.chart(over_steps, "", f"{key}-{known.worst}", 0.5)
 
 
 def _draw_tensors(page: Page, runs: Sequence[Run], key: str, known: series.Series) -> None:
-    rows = []
+    rows: dict[str, list[dict]] = {}
     for run in runs:
         for row in run.metrics:
             values: dict[str, list[float]] = {}
             for name, value in row[key].items() if isinstance(row.get(key), dict) else ():
                 if drawable(value):
                     values.setdefault(tensor_group(name), []).append(value)
-            rows += [{"step": row["step"], "run": run.name, "tensors": group, key: statistics.median(inside),
-                      "smallest": min(inside), "largest": max(inside)} for group, inside in values.items()]
-    wide = _wide(rows, "smallest") or _wide(rows, "largest")
-    chart = curves(rows, "step", Axis(key, log=wide), _by_run(runs), known.title, panel="tensors",
-                   line=Line(band=("smallest", "largest")))
-    page.chart(chart, f"{known.meaning} Line: median over layers. Band: smallest to largest.".strip(), key)
+            for group, inside in values.items():
+                rows.setdefault(group, []).append({**_when(row), "run": run.name, key: statistics.median(inside),
+                                                   "smallest": min(inside), "largest": max(inside)})
+    wide = any(_wide(here, edge) for here in rows.values() for edge in ("smallest", "largest"))
+    told = f"{known.meaning} Line: median over layers. Band: smallest to largest.".strip()
+    for number, (group, here) in enumerate(rows.items()):
+        chart = curves(here, _STEP, Axis(key, _y(known), wide), _by_run(runs), f"{known.title}: {group}", others=_OTHERS,
+                       line=Line(band=("smallest", "largest")), size=_THIRD)
+        page.chart(chart, "" if number else told, f"{key}-{group}", 1 / 3)
 
 
 def _moments(count: int, runs: int) -> list[tuple[str, int]]:
@@ -201,14 +205,17 @@ def _by_run(runs: Sequence[Run]) -> Series:
     return Series("run", _names(runs))
 
 
-def _rows(runs: Sequence[Run], key: str, x: str) -> list[dict[str, Any]]:
-    return [{x: row[x], key: row[key], "run": run.name}
-            for run in runs for row in run.metrics if key in row and x in row]
+def _when(row: dict[str, Any]) -> dict[str, Any]:
+    return {x: row[x] for x in ("step", "tokens", "seconds") if x in row}
 
 
-def _lines(rows: Sequence[dict]) -> bool:
+def _rows(runs: Sequence[Run], key: str) -> list[dict[str, Any]]:
+    return [{**_when(row), key: row[key], "run": run.name} for run in runs for row in run.metrics if key in row]
+
+
+def _lines(rows: Sequence[dict], key: str) -> bool:
     """Whether some run has two points to draw a line between; a single one is in the table."""
-    counts = Counter(row["run"] for row in rows if all(drawable(row[key]) for key in row if key != "run"))
+    counts = Counter(row["run"] for row in rows if drawable(row[key]))
     return max(counts.values(), default=0) > 1
 
 
