@@ -86,7 +86,7 @@ def test_fetches_nothing(read, written):
     style = read.text("style")
     assert "url(" not in style and "@import" not in style
     for attributes in read.all("a"):
-        assert re.match(r"(#|figures/)", attributes["href"])
+        assert attributes["href"].startswith("#")
 
 
 def test_only_its_own_two_scripts_may_run(read):
@@ -127,7 +127,7 @@ def test_libraries_are_there_once_however_many_charts(tmp_path):
         html = page.html()
         assert html.count("window.vegaEmbed=") == 1
         sizes.append(len(html))
-    assert 500_000 < sizes[0] < 1_200_000 and sizes[1] - sizes[0] < 30_000
+    assert 500_000 < sizes[0] < 1_200_000 and sizes[1] - sizes[0] < 45_000
 
 
 def test_figures_lie_beside_it(written):
@@ -136,7 +136,6 @@ def test_figures_lie_beside_it(written):
         "figure.csv", "figure.png", "figure.svg", "loss.csv", "loss.png", "loss.svg"]
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert ElementTree.parse(folder / "loss.svg").getroot().tag.endswith("svg")
-    assert "hover" not in (folder / "loss.svg").read_text("utf-8")
     lines = (folder / "loss.csv").read_text("utf-8").splitlines()
     assert lines[0] == "step,run,loss" and len(lines) == 1 + len(ROWS)
 

@@ -87,7 +87,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     indices = [name for name in files if name.endswith(".safetensors.index.json")]
     if chosen := _only(indices, "model.safetensors.index.json", folder):
         return _open_file(files[chosen])
-    tensors = [name for name in files if name.endswith(".safetensors")]
+    tensors = [name for name in files if name.endswith(".safetensors") and not name.startswith(_TRAINING)]
     numbered = [files[name] for name in tensors if "-of-" in name]
     if len(numbered) > 1 and shard_index.whole_set(numbered):
         found, notes = shard_index.from_numbers(numbered, safetensors_files.read_header)

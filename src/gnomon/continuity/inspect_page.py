@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from gnomon import report as drawing
 from gnomon.continuity import advice, sidebyside
 from gnomon.continuity.measurements import Measurements
-from gnomon.continuity.summary import columns_and_formats
+from gnomon.continuity.summary import columns_and_formats, role_order
 from gnomon.geometry.subspace import cosine_null
 
 _ROW_COLUMNS = {"stack": "stack", "role": "role", "layer": "layer", "next_layer": "next"}
 _ROW_COLUMNS |= {"v1_cos": "|cos v1|", "v1_z": "z", "u1_cos": "|cos u1|", "u1_z": "z "}
 _ROW_COLUMNS |= {"subspace_v": "subspace v", "subspace_u": "subspace u", "gap": "gap", "reason": "not defined because"}
+_HEADLINE = "stack role defined v1_cos v1_z u1_cos u1_z gap_min".split()
 _MAX_ROWS = 2000
+_HALF = (330, 260)
+_ALPHA = (
+    "The exponent α of a power law fitted to the eigenvalues of WᵀW, as WeightWatcher gives it. **What is known of its worth.** "
+    "Averaged over the layers of whole models of one series it ranks them by test accuracy (arXiv:2002.06716), small being "
+    "good; layer by layer it has been used to decide how much to prune where (arXiv:2410.10912). It depends on the shape of a matrix "
+    "(arXiv:2506.06280) and every random matrix has one, so the exponent of Gaussian entries of the same shape stands beside it: an α that "
+    "is near it says nothing. We have not tested what it predicts, and draw no conclusion from it."
+)
 _INNER = (
     "|cos| on the other side: heads and MLP neurons. They may be renumbered from layer to layer without "
     "changing the model, so chance is expected here."
@@ -35,6 +43,8 @@ def page(report: Measurements) -> Any:
 def fill(sheet: Any, report: Measurements) -> None:
     """Add everything to a page that is there already, such as the report of a run."""
     sheet.flags(advice.remarks(report.flags), title="Before you believe a number")
+    if len(report.flags) > 1:
+        sheet.table(report.flags, ["kind", "message"], title=f"All {len(report.flags)} remarks", folded=True)
     if not report.rows:
         sheet.text("There is nothing to compare: see the remarks above.").facts(report.settings, "Settings")
         return
@@ -44,6 +54,7 @@ def fill(sheet: Any, report: Measurements) -> None:
     _over_depth(sheet, report)
     _maps(sheet, report)
     _spectra(sheet, report)
+    _quality(sheet, report)
     _serial(sheet, report)
     _heads(sheet, report)
     _all_numbers(sheet, report)
@@ -51,7 +62,10 @@ def fill(sheet: Any, report: Measurements) -> None:
 
 def _in_short(sheet: Any, report: Measurements) -> None:
     columns, formats = columns_and_formats(report.summary)
-    sheet.section("In short").table(report.summary, columns, formats=formats)
+    headline = {key: head for key, head in columns.items() if key in _HEADLINE}
+    sheet.section("In short").table(report.summary, headline, formats=formats)
+    if len(columns) > len(headline):
+        sheet.table(report.summary, columns, title="All means", formats=formats, folded=True)
     sheet.text(
         "A bar is the mean over neighbouring layers; the tick on it is the null level, what unrelated directions of the "
         "same dimension give. z counts null standard deviations above it. `v` is the input side of a matrix, `u` its "
@@ -101,7 +115,7 @@ def _over_depth(sheet: Any, report: Measurements) -> None:
             points = _mean_by_layer(_stream_side(rows, *keys))
             if not points:
                 continue  # layers of different widths have no inner side to compare
-            chart = drawing.profile(points, "layer", "value", "role", title, size=(330, 260))
+            chart = drawing.profile(points, "layer", "value", "role", title, size=_HALF)
             sheet.chart(chart, caption, name=f"{stack}-{name}", width=1 / 2)
 
 
@@ -126,44 +140,50 @@ def _maps(sheet: Any, report: Measurements) -> None:
         ]
         name = f"{heat.stack}: {heat.role}" if several else heat.role
         chart = drawing.heatmap(cells, "layer", "other layer", "|cos|", f"{name}, {side}", (0, 1), width=300)
-        sheet.chart(chart, name=f"heat-{heat.stack}-{heat.role}", width=1 / 2)
+        sheet.chart(chart, name=f"heat-{heat.stack}-{heat.role}", width=1 / 3)
 
 
 def _spectra(sheet: Any, report: Measurements) -> None:
-    groups: dict[tuple[str, str], list[tuple[int, torch.Tensor]]] = {}
-    for part, sigma in report.sigma.items():
-        if part.expert is None and float(sigma[0]) > 0:
-            groups.setdefault((part.stack, part.role), []).append((int(part.layer or 0), sigma))
-    if not groups:
+    rows = [row for row in report.matrices if row["layer"] is not None and row["gap"] is not None and math.isfinite(row["gap"])]
+    rows.sort(key=lambda row: role_order(row["stack"], row["role"]))
+    if not rows:
         return
-    full = report.settings["tier"] == "full"
     sheet.section("Spectra").text(
-        "Each outline is the spectrum of one layer: how many singular values lie where, on a logarithmic scale, in units "
-        "of their root mean square. A spike on the right is a direction far above the rest."
-        if full
-        else "Each outline holds the leading singular values of one layer, relative to the largest. A steep start is a "
-        "direction far above the rest; a flat one means that v1 is hardly told from v2."
+        "A large σ₁/σ₂ is a direction far above the rest; near 1 the leading direction is hardly told from the second, and turns "
+        "easily. The rank that the spectrum fills is given as a share of the largest there could be."
     )
-    several = len({stack for stack, _ in groups}) > 1
-    for (stack, role), members in groups.items():
-        points: list[dict[str, Any]] = []
-        for layer, sigma in sorted(members, key=lambda one: one[0]):
-            points += _outline(layer, sigma, full)
-        name = f"{stack}: {role}" if several else role
-        unit = "singular value / root mean square" if full else "number of the singular value"
-        chart = drawing.ridgeline(points, "layer", drawing.Axis("x", unit, log=full), "height", name, width=300)
-        sheet.chart(chart, name=f"spectrum-{stack}-{role}", width=1 / 2)
+    several = len({row["stack"] for row in rows}) > 1
+    for key, title, unit, log, of in (
+        ("gap", "σ₁ / σ₂", "σ₁ / σ₂", True, lambda row: 1),
+        ("stable_rank", "Stable rank", "‖W‖² / σ₁², share of the smaller side", True, lambda row: min(row["shape"][-2:])),
+        ("effective_rank", "Effective rank", "exp of the entropy of σ², share", False, lambda row: min(row["shape"][-2:])),
+    ):
+        points = [
+            {"role": f"{row['stack']}: {row['role']}" if several else row["role"], "layer": row["layer"], "value": row[key] / of(row)}
+            for row in rows if row[key] is not None
+        ]  # fmt: skip
+        if points:
+            upright = drawing.Axis("value", unit, log)
+            chart = drawing.profile(_mean_by_layer(points), "layer", upright, "role", title, size=_HALF)
+            sheet.chart(chart, name=f"spectra-{key}", width=1 / 2)
 
 
-def _outline(layer: int, sigma: torch.Tensor, full: bool) -> list[dict[str, Any]]:
-    if not full:
-        return [{"layer": layer, "x": i + 1, "height": float(s / sigma[0])} for i, s in enumerate(sigma)]
-    unit = sigma[sigma > 0] / sigma.square().mean().sqrt()
-    edges = torch.logspace(-2, 1.5, 71, dtype=torch.float64)
-    counts = torch.histogram(unit.double(), edges).hist / len(unit)
-    middle = (edges[1:] * edges[:-1]).sqrt()
-    # The square root lets single spikes be seen beside the bulk.
-    return [{"layer": layer, "x": float(x), "height": float(c) ** 0.5} for x, c in zip(middle, counts)]
+def _quality(sheet: Any, report: Measurements) -> None:
+    rows = [row for row in report.matrices if row["alpha"] is not None]
+    if not rows:
+        return
+    sheet.section("Quality by layer, as others measure it").text(_ALPHA)
+    columns = {"stack": "stack", "role": "role", "layer": "layer", "tensor": "tensor", "alpha": "α", "alpha_chance": "α of chance"}
+    columns |= {"gap": "σ₁/σ₂", "stable_rank": "stable rank", "effective_rank": "effective rank", "norm": "‖W‖"}
+    if len({row["stack"] for row in rows}) == 1:
+        columns.pop("stack")
+    formats = dict.fromkeys(("alpha", "alpha_chance", "gap"), ".2f") | dict.fromkeys(("stable_rank", "effective_rank"), ".1f")
+    shown = sorted(rows, key=lambda row: -row["alpha"])[:_MAX_ROWS]
+    sheet.table(shown, columns, formats=formats, title=f"Every matrix, the largest α first ({len(shown)} of {len(rows)})", folded=True)
+    rows.sort(key=lambda row: role_order(row["stack"], row["role"]))
+    points = [{"role": row["role"], "layer": row["layer"], "value": row["alpha"]} for row in rows if row["layer"] is not None]
+    alpha = drawing.Axis("value", "α")
+    sheet.chart(drawing.profile(_mean_by_layer(points), "layer", alpha, "role", "Power-law exponent", size=_HALF), name="alpha", width=1 / 2)
 
 
 def _serial(sheet: Any, report: Measurements) -> None:
@@ -198,7 +218,7 @@ def _all_numbers(sheet: Any, report: Measurements) -> None:
     sheet.section("All numbers").facts(report.settings, "Settings")
     more = f", the first {_MAX_ROWS} of {len(report.rows)}" if len(report.rows) > _MAX_ROWS else ""
     sheet.table(report.rows[:_MAX_ROWS], _ROW_COLUMNS, title=f"Pairs{more}", folded=True)
-    columns = "stack role layer tensor shape dtype norm gap stable_rank effective_rank".split()
+    columns = "stack role layer tensor shape dtype norm gap stable_rank effective_rank alpha alpha_chance".split()
     sheet.table(report.matrices[:_MAX_ROWS], columns, title="Matrices", folded=True)
 
 

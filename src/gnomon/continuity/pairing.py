@@ -9,7 +9,7 @@ import torch
 
 from gnomon.anatomy import Pair, Part
 from gnomon.checkpoints.checkpoint import Checkpoint
-from gnomon.continuity import flags, heads, pair_measures, sharing
+from gnomon.continuity import flags, heads, heavy_tails, pair_measures, sharing
 from gnomon.continuity.one_pass import Measured, Options
 
 
@@ -131,7 +131,8 @@ def _matrix(one: Measured, checkpoint: Checkpoint, k: int) -> dict[str, Any]:
         "error": one.error,
     }
     if at is None:
-        return row | dict.fromkeys(("norm", "sigma", "gap", "residual", "stable_rank", "effective_rank"), None)
+        return row | dict.fromkeys("norm sigma gap residual stable_rank effective_rank alpha alpha_chance".split(), None)
+    full = one.effective_rank is not None
     return row | {
         "norm": at.norm,
         "sigma": at.sigma_k[:k].tolist(),
@@ -139,4 +140,6 @@ def _matrix(one: Measured, checkpoint: Checkpoint, k: int) -> dict[str, Any]:
         "residual": float(at.residual_k[:k].max()),
         "stable_rank": at.stable_rank,
         "effective_rank": one.effective_rank,
+        "alpha": heavy_tails.exponent(at.sigma_k) if full else None,
+        "alpha_chance": heavy_tails.of_chance(at.U_kM.shape[1], at.V_kN.shape[1]) if full else None,
     }

@@ -119,7 +119,7 @@ def upright(points: Sequence[dict], keys: Sequence[str], log: bool, window: list
     small = {"format": ".1~e"} if high < 1e-3 or log and low < 1e-3 else {}
     if log:
         ticks = log_ticks(low, high)
-        return {"scale": {"type": "log", "padding": 6}, "axis": {"values": ticks, "tickCount": len(ticks), **small}}
+        return {"scale": {"type": "log", "nice": False, "padding": 6}, "axis": {"values": ticks, "tickCount": len(ticks), **small}}
     near_zero = not window and 0 <= low < 0.15 * high
     room: dict[str, Any] = {"domain": window} if window else {} if near_zero else {"padding": 6}
     if high - low < 1e-3 * abs(high):

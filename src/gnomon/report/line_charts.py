@@ -70,8 +70,7 @@ def curves(rows: Sequence[dict], x: str | Axis, y: str | Axis, series: str | Ser
     each_way = {way: upright(points, [y.key, *edges], way == "log", window) for way in ("linear", "log")
                 if way == "linear" or low > 0}
     frame = round(line.smooth * longest)
-    plain = only(alt.Chart(), shown)
-    base = plain.encode(along(points, x, line.dots, ALONG), **colour)
+    base = only(alt.Chart().encode(along(points, x, line.dots, ALONG), **colour), shown)
 
     def over(key: str) -> Any:
         return alt.Y(field=field(key), type="quantitative", title=y.shown, **each_way["log" if y.log else "linear"])
@@ -88,7 +87,7 @@ def curves(rows: Sequence[dict], x: str | Axis, y: str | Axis, series: str | Ser
     layers.append(faint.encode(over(y.key), **told).properties(name="raw"))
     zoom = alt.selection_interval(encodings=["x"], bind="scales", zoom="wheel![event.ctrlKey || event.altKey]")
     drawn = base.mark_line(clip=True, point=line.dots).encode(over(DRAWN), **told)
-    layers += [drawn.add_params(zoom), *_readout(plain, colour, keys), *rules(y.reference, "y")]
+    layers += [drawn.add_params(zoom), _readout(colour, shown, keys), *rules(y.reference, "y")]
     # Vega-Lite draws the legend of the first layer, so a click reaches only a selection that stands there.
     layers[0] = layers[0].add_params(*shown)
     columns = [*(axis.key for axis in axes), *keys, y.key, *[mean] * thinned, *edges]
@@ -97,7 +96,7 @@ def curves(rows: Sequence[dict], x: str | Axis, y: str | Axis, series: str | Ser
         [alt.WindowFieldDef(op="mean", field=field(averaged if frame else y.key), **{"as": DRAWN})],
         frame=[-frame, frame], groupby=[field(key) for key in keys], sort=[alt.SortField(ALONG)])
     choices = {"x": [{"field": field(axis.key), "title": axis.shown} for axis in axes], "y": each_way, "log": y.log,
-               "raw": field(y.key), "mean": field(averaged), "points": longest, "series": field(by.key)}
+               "raw": field(y.key), "mean": field(averaged), "points": longest, "series": field(by.key), "width": size[0]}
     return finish(chart, title, notes, choices, width=size[0], height=size[1])
 
 
@@ -125,29 +124,31 @@ def _lines(rows: Sequence[dict], x: str, y: str, mean: str, keys: Sequence[str],
     return points, longest, thinned
 
 
-def _readout(base: Any, colour: dict, keys: Sequence[str]) -> list[Any]:
+def _readout(colour: dict, shown: Sequence[Any], keys: Sequence[str]) -> Any:
     """Layers that show, where the cursor is, the nearest point of each line and its value; nothing without a cursor.
 
     They place themselves by the scales of the lines; as encodings they would take part in the range of the axes.
     """
     alt = need("altair")
-    names = " + ' ' + ".join(f"datum[{json.dumps(field(key))}]" for key in keys)
-    near = base.transform_filter(f"isValid({CURSOR})").transform_calculate(
-        "away", f"abs(datum.{ALONG} - {CURSOR})").transform_aggregate(
-        best="argmin(away)", groupby=[field(key) for key in keys]).transform_calculate(
-        ALONG, f"datum.best.{ALONG}").transform_calculate(DRAWN, f"datum.best.{DRAWN}").transform_window(
-        row="row_number()").transform_calculate(
-        "told", f"format(datum.{DRAWN}, '.5~g')" + (f" + '  ' + {names}" if keys else ""))
-    where = near.transform_filter("datum.row == 1").transform_calculate("told", f"format(datum.{ALONG}, ',.6~g')")
+    names = "".join(f" + '  ' + datum[{json.dumps(field(key))}]" for key in keys)
     x = alt.expr(f"scale('x', datum.{ALONG})")
     # Beside the cursor, on the side where there is more room; one line below the other.
     right = f"{CURSOR} > (domain('x')[0] + domain('x')[1]) / 2"
     beside = {"x": x, "align": alt.expr(f"{right} ? 'right' : 'left'"), "dx": alt.expr(f"{right} ? -8 : 8"),
               "fontWeight": 600, "baseline": "top"}
-    line, head = {**beside, "y": alt.expr("14 * datum.row")}, {**beside, "y": 0}
-    return [
-        where.mark_rect(x=x, width=1, y=alt.expr("height / 2"), height=alt.expr("height"), opacity=0.5),
-        near.mark_point(x=x, y=alt.expr(f"scale('y', datum.{DRAWN})"), size=70).encode(**colour),
-        *(near.mark_text(style="halo", **line).encode(text="told:N"), where.mark_text(style="halo", **head).encode(text="told:N")),
-        *(near.mark_text(**line).encode(text="told:N", **colour), where.mark_text(**head).encode(text="told:N")),
-    ]
+    plain = alt.Chart()
+    line = plain.encode(text="told:N").mark_text(y=alt.expr("14 * datum.row"), **beside)
+    head = plain.encode(text="where:N").mark_text(y=0, **beside)
+    where = alt.layer(
+        plain.mark_rect(x=x, width=1, y=alt.expr("height / 2"), height=alt.expr("height"), opacity=0.5),
+        head.mark_text(style="halo", y=0, **beside), head,
+    ).transform_filter("datum.row == 1")
+    dot = plain.mark_point(x=x, y=alt.expr(f"scale('y', datum.{DRAWN})"), size=70).encode(**colour)
+    halo = line.mark_text(style="halo", y=alt.expr("14 * datum.row"), **beside)
+    near = alt.layer(where, dot, halo, line.encode(**colour))
+    return only(near.transform_filter(f"isValid({CURSOR})"), shown).transform_calculate(
+        "away", f"abs(datum.{ALONG} - {CURSOR})").transform_aggregate(
+        best="argmin(away)", groupby=[field(key) for key in keys]).transform_calculate(
+        ALONG, f"datum.best.{ALONG}").transform_calculate(DRAWN, f"datum.best.{DRAWN}").transform_window(
+        row="row_number()").transform_calculate("told", f"format(datum.{DRAWN}, '.5~g'){names}").transform_calculate(
+        "where", f"format(datum.{ALONG}, ',.6~g')")

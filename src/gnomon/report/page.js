@@ -26,7 +26,7 @@ function choices() {
 }
 
 // The chart as chosen: a copy in which a few fields are exchanged, so that Vega-Lite does the rest.
-function chosen({ spec, meta, log }, { x, smooth, hidden }) {
+function chosen({ spec, meta, log }, { x, smooth, hidden }, width) {
   const { data, ...rest } = spec;
   const copy = { ...structuredClone(rest), data };
   if (meta.series && hidden.length) {
@@ -45,6 +45,10 @@ function chosen({ spec, meta, log }, { x, smooth, hidden }) {
     }
   }
   for (const { encoding } of copy.layer) {
+    for (const channel of ["color", "strokeDash"]) {
+      const legend = encoding?.[channel]?.legend;
+      if (legend?.columns) legend.columns = Math.max(1, Math.floor((legend.columns * width) / meta.width));
+    }
     if (encoding?.x?.field === "along") encoding.x.title = along.title;
     if (encoding?.y?.field && log !== null) Object.assign(encoding.y, meta.y[log ? "log" : "linear"]);
   }
@@ -56,7 +60,7 @@ async function draw(figure) {
   const place = element.querySelector(".chart");
   try {
     const now = choices();
-    const { view } = await vegaEmbed(place, chosen(figure, now), {
+    const { view } = await vegaEmbed(place, chosen(figure, now, place.clientWidth), {
       mode: "vega-lite",
       // The expression interpreter: the page's policy forbids code made from strings.
       ast: true,
