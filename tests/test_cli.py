@@ -42,6 +42,7 @@ def gnomon(*arguments):
 # Adding a flag is a decision: everything else is reached through --set.
 SURFACE = {
     "train": "config out steps seed lr residual p assignment data init device sink dry-run processes set",
+    "report": "out watch",
     "compare": "out",
     "generate": "prompt tokens temperature top-k seed device",
     "eval": "data wikitext no-wikitext tokens tasks task-path fewshot limit json device",

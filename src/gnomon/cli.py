@@ -144,6 +144,22 @@ def compare(runs: Positional[tuple[Path, ...]], /, out: Path = Path("runs/report
     print(f"wrote {report.run_report(list(runs), out)}")
 
 
+def report_run(
+    run: Positional[Path], /, out: Path | None = None, watch: Annotated[bool, FlagCreatePairsOff] = False
+) -> None:
+    """Write the report of a run as it stands; with --watch again and again until the run ends.
+
+    Args:
+        run: run folder.
+        out: where to write the report; report.html in the run folder by default.
+        watch: write it anew while the run goes on; the open page loads itself again.
+    """
+    if out is not None:
+        check_writable(out)
+    path = evaluation.watch(run, out, tell=print) if watch else evaluation.report_of(run, out)
+    print(f"wrote {path}")
+
+
 def generate(
     run: Positional[Path],
     /,
@@ -478,6 +494,7 @@ def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
 
 COMMANDS = {
     "train": train,
+    "report": report_run,
     "compare": compare,
     "generate": generate,
     "eval": eval,

@@ -183,7 +183,8 @@ def _quality(sheet: Any, report: Measurements) -> None:
     rows.sort(key=lambda row: role_order(row["stack"], row["role"]))
     points = [{"role": row["role"], "layer": row["layer"], "value": row["alpha"]} for row in rows if row["layer"] is not None]
     alpha = drawing.Axis("value", "α")
-    sheet.chart(drawing.profile(_mean_by_layer(points), "layer", alpha, "role", "Power-law exponent", size=_HALF), name="alpha", width=1 / 2)
+    chart = drawing.profile(_mean_by_layer(points), "layer", alpha, "role", "Power-law exponent", size=_HALF)
+    sheet.chart(chart, name="alpha", width=1 / 2)
 
 
 def _serial(sheet: Any, report: Measurements) -> None:

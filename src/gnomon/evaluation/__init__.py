@@ -10,7 +10,7 @@ _EXPORTS = {
     "perplexity": "text_perplexity", "wikitext": "text_perplexity", "UNITS": "text_perplexity",
     "loglikelihoods": "scoring", "complete": "scoring",
     "evaluate_tasks": "zeroshot", "harness_model": "zeroshot",
-    "report_of": "run_report",
+    "report_of": "run_report", "watch": "run_report",
 }  # fmt: skip
 
 __all__ = list(_EXPORTS)

@@ -25,6 +25,10 @@ function choices() {
   };
 }
 
+function encodings({ encoding = {}, layer = [] }) {
+  return [encoding, ...layer.flatMap(encodings)];
+}
+
 // The chart as chosen: a copy in which a few fields are exchanged, so that Vega-Lite does the rest.
 function chosen({ spec, meta, log }, { x, smooth, hidden }, width) {
   const { data, ...rest } = spec;
@@ -44,13 +48,12 @@ function chosen({ spec, meta, log }, { x, smooth, hidden }, width) {
       copy.layer.find((layer) => layer.name === "raw").mark.opacity = frame ? 0.28 : 0;
     }
   }
-  for (const { encoding } of copy.layer) {
-    for (const channel of ["color", "strokeDash"]) {
-      const legend = encoding?.[channel]?.legend;
+  for (const encoding of encodings(copy)) {
+    for (const { legend } of [encoding.color ?? {}, encoding.strokeDash ?? {}]) {
       if (legend?.columns) legend.columns = Math.max(1, Math.floor((legend.columns * width) / meta.width));
     }
-    if (encoding?.x?.field === "along") encoding.x.title = along.title;
-    if (encoding?.y?.field && log !== null) Object.assign(encoding.y, meta.y[log ? "log" : "linear"]);
+    if (encoding.x?.field === "along") encoding.x.title = along.title;
+    if (encoding.y?.field && log !== null) Object.assign(encoding.y, meta.y[log ? "log" : "linear"]);
   }
   return copy;
 }
