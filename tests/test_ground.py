@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -125,6 +127,45 @@ def test_progress_tells_rate_and_eta(monkeypatch, capsys):
     assert "reading" in line and "75 %" in line and "2.5 B/s" in line and "ETA 0:20" in line and "shard 1" in line
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_live_line_fits_the_terminal_and_shows_the_newest_warning(monkeypatch, plain):
+    clock = {"now": 0.0}
+    monkeypatch.setattr("gnomon.progress.time.monotonic", lambda: clock["now"])
+    monkeypatch.setattr("gnomon.progress.shutil.get_terminal_size", lambda: os.terminal_size((70, 24)))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1" if plain else "")
+    with Progress("training", total=100, unit="step") as bar:
+        for warning in ("logits grow", "the stream forgets its input \x1b[2J and more words than fit"):
+            clock["now"] += 1
+            bar.warn(warning)
+            bar.advance(1, note="loss 2.1")
+        shown = sys.stderr.getvalue()
+    assert ("\x1b[33m" in shown) != plain and "\x1b[2J" not in shown
+    kept = [line for line in re.sub(r"\x1b\[\d+m", "", shown).split("\n")]
+    assert kept[0].rstrip() == "logits grow" and kept[-1].count("\r") == 1
+    live = kept[-1].lstrip("\r")
+    assert "loss 2.1  ! the stream f" in live and len(live) <= 69
+    assert sys.stderr.getvalue().endswith("\r")
+
+
+def test_no_terminal_gets_few_plain_lines(monkeypatch, capsys):
+    clock = {"now": 0.0}
+    monkeypatch.setattr("gnomon.progress.time.monotonic", lambda: clock["now"])
+    with Progress("training", total=36_000, unit="step") as bar:
+        for _ in range(36_000):
+            clock["now"] += 1
+            bar.advance(1)
+    lines = capsys.readouterr().err
+    # Ten hours: every 15 s for 150 s, then 1.1 times as late each time.
+    assert 50 < len(lines.splitlines()) < 80 and "\r" not in lines and "\x1b" not in lines
+
+
 def test_foreign_text_is_printable(capsys):
     assert printable("plain: naïve 日本 👩‍👩\nsecond line") == "plain: naïve 日本 👩‍👩\nsecond line"
     assert printable("a\x1b[31mred\r\t\x07\x9b1m\u202egnp\udcff") == "a\\x1b[31mred\\r\t\\x07\\x9b1m\\u202egnp\\udcff"
@@ -185,6 +226,7 @@ def test_a_file_of_another_user_is_named():
         path.chmod(0)
         code = f"""
 import os
+import re
 from gnomon.files import read_json
 if not os.getuid():
     os.setuid(65534)  # root may read everything

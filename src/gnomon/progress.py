@@ -1,7 +1,9 @@
-"""Progress with rate and ETA: a live line on a terminal, a plain line now and then anywhere else."""
+"""Progress with rate and ETA: a live line on a terminal, a plain line now and then, ever more rarely, anywhere else."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 
@@ -39,23 +41,32 @@ class Progress:
         total: amount of work in `unit`s; None when unknown (then there is no ETA).
         unit: short unit of the amount, e.g. "B" or "tok".
         done: amount already done before this process started (resumed work); the rate leaves it out.
-        every: seconds between plain lines when stderr is not a terminal.
+        every: seconds until the first plain line when stderr is not a terminal; from then on a line whenever a tenth
+            more time has gone by.
     """
 
     def __init__(self, what: str, total: float | None, unit: str = "", done: float = 0, every: float = 15.0):
         self.what, self.total, self.unit = what, total, unit
         self.done = self._done_before = done
-        self._live = sys.stderr.isatty()
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._coloured = self._live and not os.environ.get("NO_COLOR")
         self._every = 0.1 if self._live else every
+        self._warning = ""
         self._start = self._shown = time.monotonic()
         self._width = 0
 
     def advance(self, amount: float, note: str = "") -> None:
         self.done += amount
         now = time.monotonic()
-        if now - self._shown >= self._every:
+        if now - self._shown >= (self._every if self._live else max(self._every, 0.1 * (now - self._start))):
             self._shown = now
             self._show(note)
+
+    def warn(self, text: str) -> None:
+        """A line that stays, above the live one; until the next it also stands at the end of that."""
+        self.close()
+        print(f"\x1b[33m{printable(text)}\x1b[0m" if self._coloured else printable(text), file=sys.stderr, flush=True)
+        self._warning = printable(text).partition("\n")[0]
 
     def line(self, note: str = "") -> str:
         seconds = max(time.monotonic() - self._start, 1e-9)
@@ -72,9 +83,16 @@ class Progress:
     def _show(self, note: str) -> None:
         line = self.line(note)
         if self._live:
+            # A line wider than the terminal would wrap, and "\r" come back to its last row only.
+            room = shutil.get_terminal_size().columns - 1
+            line = line[:room]
+            warning = f"  ! {self._warning}"[: room - len(line)] if self._warning else ""
             # Pad with blanks so that a shorter line covers the longer one before it.
-            print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
-            self._width = len(line)
+            blank = " " * max(self._width - len(line) - len(warning), 0)
+            self._width = len(line) + len(warning)
+            if self._coloured and warning:
+                warning = f"\x1b[33m{warning}\x1b[0m"
+            print("\r" + line + warning + blank, end="", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
 

@@ -209,7 +209,8 @@ def describe(record: dict[str, Any], recent: list[dict[str, Any]]) -> str:
     """A line for the progress bar."""
     val = next((r["val_loss"] for r in reversed(recent) if "val_loss" in r), None)
     speed = next((r["tokens_per_second"] for r in reversed(recent) if "tokens_per_second" in r), 0)
-    return f"loss {record['loss']:.3f}  val {'-' if val is None else format(val, '.3f')}  {speed:,.0f} tok/s"
+    valued = "-" if val is None else f"{val:.3f}"
+    return f"loss {record['loss']:.3f}  val {valued}  rate {record['lr']:.3g}  {speed:,.0f} tokens/s"
 
 
 class _Clock:
