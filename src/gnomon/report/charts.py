@@ -99,11 +99,13 @@ def scatter(rows: Sequence[dict], x: str | Axis, y: str | Axis, series: str | Se
 
 
 def intervals(rows: Sequence[dict], name: str, mean: str | Axis, low: str, high: str, series: str = "",
-              title: str = "", *, width: int = WIDTH):
+              title: str = "", *, names: Sequence[str] = (), beside: bool = True, width: int = WIDTH):
     """A dot at `mean` and a line from `low` to `high` for every `name`, in the order of the rows.
 
     Args:
         series: key that gives colours; its values stand below each other within a name.
+        names: all names there are, in order, so that one without a row shows as a gap.
+        beside: False where a name has one row, whatever its series.
 
     Raises:
         UserError: no row can be drawn; the extra `report` is not installed.
@@ -115,11 +117,13 @@ def intervals(rows: Sequence[dict], name: str, mean: str | Axis, low: str, high:
     if not kept:
         raise nothing(title, [mean.key, low, high], rows)
     colour, shown = colours(kept, Series(series), width)
-    names = [key[0] for key in groups(kept, [name])]
-    rows_each = len(groups(kept, [series])) if series else 1
-    offset = alt.YOffset(field=field(series), type="nominal", sort=None) if series else alt.Undefined
+    names = list(names) or [key[0] for key in groups(kept, [name])]
+    beside = beside and bool(series)
+    rows_each = len(groups(kept, [series])) if beside else 1
+    offset = alt.YOffset(field=field(series), type="nominal", sort=None) if beside else alt.Undefined
     base = only(alt.Chart().encode(
-        alt.Y(field=field(name), type="nominal", sort=names, title=None, axis=alt.Axis(labelLimit=300)),
+        alt.Y(field=field(name), type="nominal", sort=names, title=None, axis=alt.Axis(labelLimit=300),
+              scale=alt.Scale(domain=names)),
         yOffset=offset, tooltip=tips(kept, keys), **colour), shown)
 
     def along(key: str) -> Any:

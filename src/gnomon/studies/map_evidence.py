@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gnomon import residual, studies
-from gnomon.studies.map_study import CONTESTANTS, MODERNISED, SPACE, modern
+from gnomon import studies
 from gnomon.studies.outcomes import OutcomesFile
 from gnomon.studies.results import Results
 from gnomon.studies.standing import settle
@@ -24,48 +24,56 @@ from gnomon.train import evidence
 from gnomon.train.asking import optimizer_name
 from gnomon.train.evidence import Row
 
-KEPT = ("optim.lr", *(path for path in SPACE if path != "schedule.warmup"))
-"""Settings that a row tells; warm-up is told as a share."""
-
 LEAST = 3
 """Compared seeds below which a point is no evidence."""
 
+AXES = ("centre", "depth", "width", "steps", "tokens", "rate")
+
 
 def rows(results: Results, text: str) -> list[Row]:
-    """Every contestant of the map at every point where it was compared with its baseline on enough seeds."""
-    named = {name: "plain" for name in CONTESTANTS} | {modern(name): "modern" for name in MODERNISED}
-    found = []
-    for variant in results.study.variants:
-        contestant = variant.like or variant.name
-        known = contestant in named and "anchor" not in variant.group
-        if known and len(results.compared(variant.name)) >= LEAST:
-            found.append(_row(results, variant, contestant.removesuffix(modern("")), named[contestant], text))
-    return [row for row in found if row is not None]
+    """Every contestant at every point where it was compared with its baseline on enough seeds."""
+    made = (_row(results, variant, text) for variant in results.study.variants if len(results.compared(variant.name)) >= LEAST)
+    return [row for row in made if row is not None]
 
 
-def _row(results: Results, variant: Variant, contestant: str, block: str, text: str) -> Row | None:
-    """None where the baseline of the point is not measured yet."""
-    recipe = results.settled(variant.name)
+def place(variant: Variant) -> tuple[str, str, str]:
+    """Contestant, block and axis; the axis is "" for a variant that is no point of the map."""
+    block = "modern" if variant.group.startswith("modern") else "plain"
+    axis = variant.group.removeprefix("modern").strip() or "centre"
+    return (variant.like or variant.name).removesuffix(", modern"), block, axis if axis in AXES else ""
+
+
+def _row(results: Results, variant: Variant, text: str) -> Row | None:
+    """None for what is no point of the map, and where the baseline of the point is not measured yet."""
+    contestant, block, axis = place(variant)
     verdict = results.row(variant.name)
-    if variant.baseline is not None and verdict["verdict"] == "not comparable":
+    if not axis or verdict["verdict"] == "not comparable":
         return None
-    kind, options = recipe.model.residual, dict(recipe.model.residual_options)
-    if (kind, options) == ("proj-spheret", residual.BOUNDED):
-        kind, options = "bounded-sphere", {}
-    unread = recipe.optim.unread()
-    tuned: dict[str, Any] = {"model.head_bias": True} if recipe.model.head_bias else {}
-    tuned |= {path: getattr(recipe.optim, path.removeprefix("optim.")) for path in KEPT if path.removeprefix("optim.") not in unread}
+    recipe, tuned = results.settled(variant.name), _tuned(results.study, variant)
     difference, low, high = (_rounded(verdict[key]) for key in ("difference", "low", "high"))
+    kind, options = _short(recipe.model.residual, dict(recipe.model.residual_options))
+    values = {path: getattr(recipe.optim, path.removeprefix("optim.")) for path in tuned if path.startswith("optim.")}
     return Row(
-        contestant=contestant, axis={"modern": "centre", "modern depth": "depth"}.get(variant.group, variant.group), block=block,
-        text=text, layers=recipe.model.layers, width=recipe.model.width, steps=recipe.steps, tokens=recipe.tokens_per_step,
-        residual=kind, residual_options=options, assignment=optimizer_name(recipe),
-        settings={path: value for path, value in tuned.items() if value is not None},
-        warmup=float(f"{recipe.schedule.warmup / recipe.steps:.2g}"),
-        factor=variant.rates[0] if variant.group == "rate" else 1.0,
+        contestant=contestant, axis=axis, block=block, text=text, layers=recipe.model.layers, width=recipe.model.width,
+        steps=recipe.steps, tokens=recipe.tokens_per_step, residual=kind, residual_options=options,
+        assignment=optimizer_name(recipe),
+        settings={path: value for path, value in values.items() if value is not None} | {"model.head_bias": recipe.model.head_bias},
+        warmup=float(f"{recipe.schedule.warmup / recipe.steps:.2g}"), factor=variant.rates[0] if axis == "rate" else 1.0,
         seeds=verdict["seeds"], diverged=verdict["diverged"], mean=round(verdict["mean"], 5),
         difference=difference, low=low, high=high, word=verdict["verdict"],
     )  # fmt: skip
+
+
+def _tuned(study: Study, variant: Variant) -> Iterable[str]:
+    """Paths that the search of the contestant moves."""
+    return next(one.space or () for one in study.variants if one.name == (variant.like or variant.name))
+
+
+def _short(kind: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A residual by its shortest name."""
+    from gnomon.residual import BOUNDED
+
+    return ("bounded-sphere", {}) if (kind, options) == ("proj-spheret", BOUNDED) else (kind, options)
 
 
 def _rounded(value: Any) -> float | None:

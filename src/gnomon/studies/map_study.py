@@ -20,6 +20,7 @@ from typing import Any
 
 from gnomon import report
 from gnomon.models import config as models
+from gnomon.studies import map_figures
 from gnomon.studies.claims import beats
 from gnomon.studies.results import Results
 from gnomon.studies.scales import sized
@@ -202,7 +203,8 @@ def _anchored(name: str, recipe: Recipe, plain: str, group: str, moved: Mapping[
 
 
 def figures(page: report.Page, results: Results) -> None:
-    """What the search found at the centre, and its budget."""
+    """What to take where, and what the search found at the centre, with its budget."""
+    map_figures.draw(page, results)
     rows = []
     for name in CONTESTANTS:
         if name in results and results.compared(name):

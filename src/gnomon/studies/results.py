@@ -112,12 +112,12 @@ class Results:
         return row
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines of all variants. A page asks for them several times, and each needs many recipes."""
+        """The lines of all variants of which something was compared. A page asks for them several times, and each needs many recipes."""
         return [dict(row) for row in self._rows]
 
     @functools.cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        return [self.row(variant.name) for variant in self.study.variants]
+        return [self.row(variant.name) for variant in self.study.variants if self.compared(variant.name)]
 
     def claims(self) -> list[dict[str, str]]:
         """One row for each claim: claim, paper's number, ours, seeds, verdict."""
