@@ -12,6 +12,7 @@ import torch
 from parallel_cases import Group, recipe, spawn, steps
 
 from gnomon import residual
+from gnomon.models.config import MODERN
 from gnomon.train.distributed import Ranks
 
 # Starting processes takes seconds each, and on a busy machine minutes.
@@ -25,6 +26,8 @@ EXACT |= {
     "untied, biases": (HETERO, {"model.tied": False, "model.bias": True}),
     "accumulated": (HETERO, {"data.accumulate": 2}),
     "recomputed": (HETERO, {"parallel.recompute": True}),
+    "modern, anchored": (("sphere", "none"), {f"model.{key}": value for key, value in (MODERN | {"anchor": True}).items()}),
+    "anchored, recomputed": (("pre-norm", "none"), {"model.anchor": True, "parallel.recompute": True}),
     "duals, ragged rows": (HETERO, {"optim.solver_steps": 1}),
 }
 ROUNDED = {

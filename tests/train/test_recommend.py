@@ -71,7 +71,8 @@ def test_what_lies_outside_and_was_not_measured_is_told():
     assert found.outside == {"layers": 2.0, "width": -1.0, "steps": 0.0, "tokens": 4.0}
     assert found.chosen.unmeasured == ("depth", "width", "tokens") and not found.reaches
     told = " ".join(found.notes)
-    assert "layers by 2.0, width by 1.0, tokens by 4.0" in told and "novels" in told
+    assert "layers by 2.0, width by 1.0, tokens by 4.0" in told and "novels" in told and "That is far" in told
+    assert "That is far" not in " ".join(advise(Plan(24, 48, 1000, 512), [row(BASE), row(OURS, -0.1)], tuning=3).notes)
 
 
 def test_the_text_where_a_contestant_does_worst_decides():

@@ -153,7 +153,9 @@ def test_logit_clip_scales_down(tmp_path):
     assert max(clipped["attention_logit_max"]) < max(free["attention_logit_max"])
 
 
-@pytest.mark.parametrize("residual, assignment", [("pre-norm", "muon"), ("bounded-sphere", "none"), ("geonorm", "adamw")])
+@pytest.mark.parametrize(
+    "residual, assignment", [("pre-norm", "muon"), ("bounded-sphere", "none"), ("geonorm", "adamw"), ("keel", "spectral-ball")]
+)
 def test_a_modern_model_starts_silent_and_learns(tmp_path, residual, assignment):
     modern = {f"model.{key}": value for key, value in MODERN.items()}
     train(recipe(residual, assignment, steps=40, **modern), tmp_path / "run")
@@ -163,7 +165,7 @@ def test_a_modern_model_starts_silent_and_learns(tmp_path, residual, assignment)
     assert all(written[f"blocks.{i}.{name}.weight"].any() for i in range(2) for name in ("attention.output", "mlp.down"))
 
 
-@pytest.mark.parametrize("assignment", ["stiefel", "dgram", "hetero"])
+@pytest.mark.parametrize("assignment", ["stiefel", "dgram", "hetero", "sphere", "spectral-sphere"])
 def test_zero_is_not_replaced_by_chance_on_a_manifold_without_one(tmp_path, assignment):
     with pytest.raises(UserError, match="does not hold: it would start at random"):
         train(recipe(assignment=assignment, **{"model.zero_init": True}), tmp_path / "run")

@@ -18,7 +18,6 @@ from gnomon.progress import duration
 from gnomon.series import over_depth
 from gnomon.studies import verdict
 from gnomon.studies.results import Results, after_training, curve
-from gnomon.studies.study import Study
 
 # How the main table is shown: keywords for `report.show`.
 SHOWN: dict[str, Any] = {
@@ -63,7 +62,7 @@ def write(results: Results, folder: str | Path) -> Path:
         _group(page, results, group)
     if study.figures is not None:
         study.figures(page, results)
-    page.section("Rules").text(f"{RULES}\n\n{_counted(study)}\n\n{study.notes}")
+    page.section("Rules").text(f"{RULES}\n\n{_counted(results)}\n\n{study.notes}")
     return page.write(folder / "report.html")
 
 
@@ -74,11 +73,11 @@ def markdown(results: Results, folder: Path) -> str:
     text.append(report.markdown(table(results), **SHOWN))
     if claims := results.claims():
         text.append(report.markdown(claims))
-    return "\n\n".join([*text, RULES.strip(), _counted(study), study.notes.strip()]).strip() + "\n"
+    return "\n\n".join([*text, RULES.strip(), _counted(results), study.notes.strip()]).strip() + "\n"
 
 
-def _counted(study: Study) -> str:
-    many, seeds = len(study.comparisons), len(study.seeds)
+def _counted(results: Results) -> str:
+    many, seeds = sum(found.pairs > 1 for found in results.verdicts.values()), len(results.study.seeds)
     told = f"Comparisons of this study: {many}; seeds: {seeds}."
     if many and seeds > 1:
         least = verdict.t_quantile(1 - verdict.LEVEL / many, seeds - 1)

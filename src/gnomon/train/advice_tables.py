@@ -14,12 +14,13 @@ AGAINST = f"against tuned {BASELINE} (nats)"
 
 
 def command(advice: Advice) -> str:
-    """`gnomon train` with what is recommended. The preset gives what the advice leaves open: contexts of 1,024 tokens, and heads of 64
-    channels where the width allows."""
+    """`gnomon train` with what is recommended. The preset gives what the advice leaves open: contexts of 1,024 tokens; heads have
+    64 channels, or 32, where the width allows."""
     planned = advice.planned
     size = {
         "steps": planned.steps, "data.batch": max(planned.tokens // 1024, 1), "model.layers": planned.layers,
-        "model.width": planned.width, "model.heads": max(planned.width // 64, 1) if planned.width % 64 == 0 else 1,
+        "model.width": planned.width,
+        "model.heads": next((planned.width // size for size in (64, 32) if planned.width % size == 0), 1),
     }  # fmt: skip
     block = {f"model.{key}": value for key, value in MODERN.items()} if advice.chosen.used[0].block == "modern" else {}
     options = {f"model.residual_options.{key}": value for key, value in advice.residual_options.items()}

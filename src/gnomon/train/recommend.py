@@ -31,6 +31,9 @@ AXES = {"layers": "depth", "width": "width", "steps": "steps", "tokens": "tokens
 REACH = 1.0
 """Octaves outside of what was measured up to which a preset takes a recommendation, or settings, unasked."""
 
+FAR = 2.0
+"""Octaves outside from which on a recommendation is called a guess."""
+
 SEARCHED = 3
 """From so many tuning runs on the rate is searched; with fewer it may be off by an octave either way, and that is counted."""
 
@@ -233,8 +236,8 @@ def settings(planned: Plan, chosen: Forecast, moved: Mapping[str, float]) -> dic
 
 
 def to_try(found: Mapping[str, Any], tuning: int) -> list[dict[str, Any]]:
-    """Settings of so many tuning runs, the recommendation first: the rate over an octave either way, then weight decay, then the rate
-    of AdamW's part, then the rate further out; each for a quarter of the steps, the best one whole."""
+    """Settings of so many tuning runs, the recommendation first: the rate an octave either way, then weight decay, then the rate of
+    AdamW's part, then the rate further out. They are whole runs: short ones favour rates that are too high."""
     rate, decay = found["optim.lr"], found.get("optim.weight_decay", 0.1)
     changes = [{}, *({"optim.lr": float(f"{rate * f:.2g}")} for f in (0.5, 2.0))]
     changes += [{"optim.weight_decay": value} for value in (0.01, 0.1, 0.0) if value != decay]
@@ -263,6 +266,8 @@ def _notes(chosen: Forecast, fell_back: bool, outside: Mapping[str, float], tuni
     far = [f"{axis} by {abs(octaves):.1f}" for axis, octaves in outside.items() if octaves]
     if far:
         yield f"Outside of what was measured, in octaves: {', '.join(far)}. There nothing is extrapolated; the nearest point counts."
+    if any(abs(octaves) > FAR for octaves in outside.values()):
+        yield "That is far: take it as a first guess to tune from, not as a finding."
     if tuning < SEARCHED:
         yield f"With fewer than {SEARCHED} tuning runs the rate may be off by an octave; `--tuning {SEARCHED}` counts on a search of it."
     yield f"All of it on: {', '.join(sorted(texts))}."
