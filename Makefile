@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow lint bench clean
+.PHONY: run test test-slow lint bench docs clean
 
 # The same small model on the embedded corpus: the usual Pre-LN + AdamW, then what gnomon recommends; and both side by side.
 run: .venv/run
@@ -22,6 +22,10 @@ test-slow: .venv/dev
 lint: .venv/dev
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/pyright
+
+# The site, in site/: guides, results, reference. A broken link, an undocumented public name or an unrendered equation fails.
+docs: .venv/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir site
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks

@@ -31,7 +31,8 @@ def complaints(page) -> list[str]:
     said: list[str] = []
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}") if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(f"error: {error}"))
-    page.on("requestfailed", lambda request: said.append(f"not found: {request.url}"))
+    # What the next page breaks off is not missing.
+    page.on("requestfailed", lambda request: said.append(f"{request.failure}: {request.url}") if "ABORTED" not in request.failure else None)
     return said
 
 
