@@ -23,6 +23,7 @@ VALUES = {
     "euclidean": gnomon.Euclidean(),
     "oblique-paper": gnomon.Oblique(paper=True),
     "sphere": gnomon.Sphere(),
+    "sphere-least": gnomon.Sphere(least=0.5),
     "spectral-ball": gnomon.SpectralBall(radius=2.5),
     "spectral-sphere": gnomon.SpectralSphere(radius=0.5),
 }
@@ -219,6 +220,26 @@ def test_the_sphere_keeps_a_norm_over_many_steps():
     torch.testing.assert_close(torch.linalg.matrix_norm(W.double()), before, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("start", [0.0, 1e-3, 0.3, 1.0, 3.0])
+def test_a_short_matrix_grows_onto_its_sphere_and_stays(start):
+    """least=1 of 24 outputs: a length of sqrt(24). What is longer keeps its own."""
+    sphere, R = gnomon.Sphere(least=1.0), 24**0.5
+    W = gaussian(24, 8)
+    W = W * (start * R / W.norm())
+    lengths, fixed = [W.norm().item()], gaussian(24, 8, seed=9)
+    for step in range(60):
+        before, A = W.clone(), fixed if step % 2 else gaussian(24, 8, seed=step)
+        W = sphere.step(W, A.clone(), 0.1, 5.0)
+        lengths.append(W.norm().item())
+        # On the way the step is plain, 0.1 R long.
+        if lengths[-1] < R * (1 - 1e-9):
+            torch.testing.assert_close(W, before - 0.1 * R * A / A.norm())
+    assert lengths[-1] == pytest.approx(max(start, 1.0) * R, rel=1e-9)
+    arrived = next(i for i, length in enumerate(lengths) if length >= R * (1 - 1e-9))
+    assert lengths[arrived:] == pytest.approx([lengths[-1]] * len(lengths[arrived:]), rel=1e-9)
+    assert (arrived == 0) == (start >= 1)
+
+
 @pytest.mark.parametrize("manifold", [gnomon.Sphere(), gnomon.SpectralSphere(radius=3.0)], ids=lambda m: m.name)
 def test_zeros_in_a_batch_stay_until_they_are_placed(manifold):
     W = torch.stack([gaussian(12, 8), torch.zeros(12, 8, dtype=torch.float64)])
@@ -240,7 +261,13 @@ def test_manifolds_by_name_class_and_value():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: gnomon.SpectralBall(radius=0.0), lambda: gnomon.DGram(cap=2.0, paper=True), lambda: gnomon.Stiefel(radius=0.0)]
+    "make",
+    [
+        lambda: gnomon.SpectralBall(radius=0.0),
+        lambda: gnomon.Sphere(least=-1.0),
+        lambda: gnomon.DGram(cap=2.0, paper=True),
+        lambda: gnomon.Stiefel(radius=0.0),
+    ],
 )
 def test_settings_that_cannot_be_are_told(make):
     with pytest.raises(UserError):

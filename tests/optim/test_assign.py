@@ -73,6 +73,41 @@ def test_embeddings_heads_norms_and_scalars_stay_with_adamw(name):
         assert (entry.manifold is None) == (role in ("embedding", "positions", "head", "norm", "bias", "scalar")), role
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_auto_is_a_sphere_for_each_matrix_and_depends_on_shapes_alone(name):
+    """Not on values: a model that was loaded gets what it had when it was fresh."""
+    m, stated = MODELS[name](), {}
+    a = assign(m, "auto")
+    for p in m.parameters():
+        nn.init.zeros_(p)
+    assert list(a) == list(assign(m, "auto"))
+    hetero = {e.part: e.manifold for e in assign(m, "hetero")}
+    for e in a:
+        assert (e.manifold is None) == (hetero[e.part] is None)
+        if e.manifold is not None:
+            stated.setdefault(e.part.stream, set()).add(e.manifold)
+    one, half = gnomon.Sphere(least=1.0), gnomon.Sphere(least=0.5)  # two layers of two sublayers
+    # A residual MLP of three layers whose matrices both read and write.
+    assert stated == {"reads": {one}, "writes": {half}} if name != "mlp" else {"reads": {gnomon.Sphere(least=0.5774)}}
+
+
+def test_auto_gives_way_to_what_is_said():
+    a = assign(model(), "auto", mlp="stiefel", rules=[Rule("value", None), Rule("key", E)])
+    roles = {e.part.role: e.manifold for e in a}
+    assert (roles["up"], roles["value"], roles["key"], roles["query"]) == (S, None, E, gnomon.Sphere(least=1.0))
+
+
+def test_auto_counts_each_stack_by_itself():
+    import transformers as t
+
+    m = t.T5ForConditionalGeneration(
+        t.T5Config(vocab_size=61, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=3, num_heads=2, decoder_start_token_id=0)
+    )
+    gains = {(e.part.stack, e.manifold.least) for e in assign(m, "auto") if e.manifold is not None and e.part.writes_stream}
+    # One layer of two sublayers; three of three, since a decoder also looks across.
+    assert gains == {("encoder", 0.7071), ("decoder", 0.3333)}
+
+
 def test_fused_qkv_equals_three_matrices():
     parts = [e for e in assign(hf("gpt2"), "stiefel") if e.part.name == "transformer.h.0.attn.c_attn.weight"]
     assert [(e.part.role, e.part.shape) for e in parts] == [(r, (32, 32)) for r in ("query", "key", "value")]
@@ -122,6 +157,7 @@ def test_table_names_everything():
     "call, words",
     [
         (lambda: assign(model(), "heteroo"), "Did you mean 'hetero'"),
+        (lambda: assign(model(), "outo"), "Did you mean 'auto'"),
         (lambda: assign(model(), "hetero", rules=[Rule("quary", S)]), "Did you mean 'query'"),
         (lambda: assign(model(), "hetero", rules=[Rule("blocks.7.*", S)]), "matches no parameter"),
         (lambda: assign(model(), "hetero", rules=[Rule("query", S), Rule("*.query.weight", D)]), "never reached"),

@@ -25,6 +25,7 @@ MANIFOLDS = {
     "oblique": gnomon.Oblique(),
     "euclidean": gnomon.Euclidean(),
     "sphere": gnomon.Sphere(),
+    "sphere-least": gnomon.Sphere(least=2.0),
     "spectral-ball": gnomon.SpectralBall(),
     "spectral-sphere": gnomon.SpectralSphere(radius=2.0),
 }
@@ -601,7 +602,7 @@ def test_a_matrix_of_zeros_is_never_placed_in_silence(name):
     zero = nn.Parameter(torch.zeros(24, 8))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for free in ("euclidean", "spectral-ball"):
+        for free in ("euclidean", "spectral-ball", gnomon.Sphere(least=1.0)):
             ManifoldMuon([{"params": [("W", zero)], "manifold": free}])
     assert not zero.any()
 

@@ -26,6 +26,7 @@ MANIFOLDS = {
     "oblique": gnomon.Oblique(),
     "euclidean": gnomon.Euclidean(),
     "sphere": gnomon.Sphere(),
+    "sphere-least": gnomon.Sphere(least=2.0),
     "spectral-ball": gnomon.SpectralBall(),
     "spectral-sphere": gnomon.SpectralSphere(),
     "stiefel-paper": gnomon.Stiefel(paper=True),

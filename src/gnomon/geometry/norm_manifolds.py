@@ -47,24 +47,40 @@ class Sphere(Manifold):
     (`gnomon.optim.SCALES`) have no say here. R is not stored: it is what the matrix has, so any matrix lies on its sphere, to
     the bit, and scaling one (a loader, an init) gives it another sphere. decay: no-op (purely normal).
 
-    A matrix of zeros has no direction and would stay zero for ever: violation 1, and 0 for all others. `retract` leaves it;
-    `project` draws one with entries of variance 1 / max(M, N), whose singular values are about 1.
+    With `least` a matrix shorter than R' = least sqrt(M), M its outputs, has not reached its sphere yet: it moves freely, by steps
+    of lr R', until it is R' long, and stays on that sphere from then on. So matrices may start at zero, or small. A gain of 1 takes
+    inputs with entries of size 1 to such outputs.
+
+    Without, a matrix of zeros has no direction and would stay zero for ever: violation 1, and 0 for all others. `retract` leaves
+    it; `project` draws one with entries of variance 1 / max(M, N), whose singular values are about 1.
     """
 
     name: ClassVar[str] = "sphere"
     free: ClassVar[bool] = True
     decays: ClassVar[bool] = False
 
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.least >= 0, f"Sphere(least={self.least}): a length must not be negative.")
+
     def move(self, W_MN: Tensor, X_MN: Tensor) -> Tensor:
-        """R normalise(W + X) with R = |W|_F: the retraction at W, of second order."""
-        moved_MN = W_MN + X_MN
-        return moved_MN.mul_(_frobenius(W_MN) / nonzero(_frobenius(moved_MN)))
+        """R normalise(W + X): the retraction at W, of second order."""
+        return self._back(W_MN, W_MN + X_MN)
 
     def step(self, W_MN: Tensor, A_MN: Tensor, lr: float | Tensor, factor: float = 1.0, *, near: bool = False) -> Tensor:
         """R normalise(W - lr R normalise(A)); `factor` and `near` change nothing."""
-        R = _frobenius(W_MN)
-        moved_MN = A_MN.mul_(-lr * R / nonzero(_frobenius(A_MN))).add_(W_MN)
-        return moved_MN.mul_(R / nonzero(_frobenius(moved_MN)))
+        return self._back(W_MN, A_MN.mul_(-lr * self._radius(W_MN) / nonzero(_frobenius(A_MN))).add_(W_MN))
+
+    def _radius(self, W_MN: Tensor) -> Tensor:
+        return _frobenius(W_MN).clamp_min(self.least * W_MN.size(-2) ** 0.5)
+
+    def _back(self, W_MN: Tensor, moved_MN: Tensor) -> Tensor:
+        """`moved_MN`, overwritten, at the length of W or, on the way to its sphere, at its own."""
+        R, size = self._radius(W_MN), nonzero(_frobenius(moved_MN))
+        short = _frobenius(W_MN) < 0.999 * R  # what has arrived stays, also where rounding took a little off
+        return moved_MN.mul_(torch.where(short, torch.minimum(size, R), R) / size)
 
     def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
         return X_LC.clone()
@@ -73,7 +89,7 @@ class Sphere(Manifold):
         return M_LC - X_LC * (_dot(X_LC, M_LC) / nonzero(_dot(X_LC, X_LC)))
 
     def _violation(self, X_LC: Tensor) -> Tensor:
-        return (X_LC == 0).all(-1).all(-1).to(X_LC.dtype)
+        return ((X_LC == 0).all(-1).all(-1) & (self.least == 0)).to(X_LC.dtype)
 
     def _complete(self, X_LC: Tensor, generator: torch.Generator | None) -> Tensor:
         empty = (X_LC == 0).all(-1, keepdim=True).all(-2, keepdim=True)

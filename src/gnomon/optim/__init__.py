@@ -6,9 +6,10 @@ from gnomon.optim.clip import clip_logits
 from gnomon.optim.matrix_step import SCALES, advance
 from gnomon.optim.muon import ManifoldMuon, quiet_step
 from gnomon.optim.placement import PlacementWarning
-from gnomon.optim.rules import NAMED, Assignment, Entry, Rule, assign, retarget
+from gnomon.optim.rules import AUTO, NAMED, Assignment, Entry, Rule, assign, retarget
 
 __all__ = [
+    "AUTO",
     "NAMED",
     "SCALES",
     "Assignment",

@@ -25,6 +25,7 @@ from gnomon import anatomy
 from gnomon.anatomy import ROLES, Anatomy, Part
 from gnomon.errors import UserError, check_name, suggest
 from gnomon.geometry.manifolds import DGram, Euclidean, Manifold, SpectralBall, SpectralSphere, Sphere, Stiefel, named
+from gnomon.optim.auto import spheres
 
 NAMED: dict[str, tuple[Manifold, Manifold]] = {
     "none": (Euclidean(), Euclidean()),
@@ -38,6 +39,9 @@ NAMED: dict[str, tuple[Manifold, Manifold]] = {
 }
 """Attention's and the MLP's manifold by name: the five of arXiv 2606.13276, of which "none" is plain Muon; and one norm held
 throughout (`gnomon.geometry.norm_manifolds`)."""
+
+AUTO = "auto"
+"""The assignment that decides for each matrix by itself (`gnomon.optim.auto`)."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def assign(
     Args:
         model: any module whose anatomy is known (ours, the usual Hugging Face decoders), with its parameters.
         name: one of the paper's five, "none", "stiefel", "dgram", "hetero", "hetero-inv"; or "sphere", "spectral-ball",
-            "spectral-sphere".
+            "spectral-sphere"; or "auto" (`gnomon.optim.auto`), where nothing is to be chosen.
         attention: manifold of the attention projections, in place of the name's.
         mlp: manifold of the MLP's projections.
         rules: ordered rules of the user, before these.
@@ -153,8 +157,9 @@ def assign(
         raise UserError("give `parts` or `config`: an anatomy that was read already reads no config")
     parts = anatomy.read(model, config) if parts is None else parts
     if name is not None:
-        check_name("assignment", name, NAMED)
-    usual = NAMED[name or "none"]
+        check_name("assignment", name, (*NAMED, AUTO))
+    automatic = spheres(parts) if name == AUTO else None
+    usual = NAMED[name if name in NAMED else "none"]
     chosen = [usual[i] if given in (None, "none") else named(given) for i, given in enumerate((attention, mlp))]
     wanted = [*rules, Rule("attention", chosen[0]), Rule("mlp", chosen[1])]
     parameters = dict(model.named_parameters())
@@ -169,6 +174,8 @@ def assign(
         if index is None or index >= len(rules):
             unasked.append(part)
         rule = Rule("", None) if index is None else wanted[index]
+        if automatic and index is not None and index >= len(rules) and (attention, mlp)[index - len(rules)] is None:
+            rule = Rule(rule.match, automatic(part))
         if rule.manifold is not None and not part.is_matrix:
             raise UserError(
                 f"rule {rule.match!r} puts {part.name} ({part.role}, shape {tuple(part.shape)}) on {label(rule.manifold)}; a manifold "

@@ -24,6 +24,7 @@ NAMES = {
     "drift": "whether continuity lasts over 50,000 steps (arXiv 2605.04971)",
     "instability": "what grows and fails in long runs at a constant rate (arXiv 2606.13276)",
     "recipe": "everything together against tuned baselines",
+    "auto": "whether the assignment that decides by itself keeps up with the best of the others",
     "map": "which residual and optimizer at which depth, length, width, rate and batch",
 }
 SCALES = ("smoke", "tiny", "small", "paper")

@@ -13,7 +13,7 @@ from torch import nn
 from gnomon import anatomy
 from gnomon.errors import UserError
 from gnomon.geometry.manifolds import DGram, Manifold, SpectralBall, SpectralSphere, Stiefel
-from gnomon.optim import NAMED, Assignment, ManifoldMuon, PlacementWarning, assign, quiet_step
+from gnomon.optim import AUTO, NAMED, Assignment, ManifoldMuon, PlacementWarning, assign, quiet_step
 from gnomon.train.recipe import OptimConfig
 
 
@@ -25,14 +25,19 @@ def assignment(model: nn.Module, config: OptimConfig) -> Assignment | None:
     """
     if config.name != "manifold-muon":
         return None
-    attention, mlp = (_configured(manifold, config) for manifold in NAMED[config.assignment])
-    if config.logit_clip is not None and not attention.decays:
+    if config.assignment == AUTO:
+        assigned = assign(model, AUTO)
+    else:
+        attention, mlp = (_configured(manifold, config) for manifold in NAMED[config.assignment])
+        assigned = assign(model, attention=attention, mlp=mlp)
+    held = [e.manifold for e in assigned if e.part.role in ("query", "key") and e.manifold and not e.manifold.decays]
+    if config.logit_clip is not None and held:
         raise UserError(
             f"optim.logit_clip scales query and key down, which optim.assignment={config.assignment} holds on "
-            f"{type(attention).__name__}, where norms are fixed: they would leave it and come back. Set optim.logit_clip=null, bound "
+            f"{type(held[0]).__name__}, where norms are fixed: they would leave it and come back. Set optim.logit_clip=null, bound "
             "the logits with model.attention_softcap or model.qk_norm, or take another assignment."
         ).of("main")
-    return assign(model, attention=attention, mlp=mlp)
+    return assigned
 
 
 def build(model: nn.Module, config: OptimConfig, assigned: Assignment | None = None) -> torch.optim.Optimizer:
