@@ -36,9 +36,16 @@ def kept_by_autograd(settings) -> list[int]:
     return [x.untyped_storage().nbytes() for x in found.values()]
 
 
-@pytest.mark.parametrize("residual, precision", [("pre-norm", "fp32"), ("proj-spheret", "bf16")])
-def test_activations_are_those_of_a_real_pass(residual, precision):
-    settings = recipe(residual, **{"compute.precision": precision})
+@pytest.mark.parametrize(
+    "residual, precision, more",
+    [
+        ("pre-norm", "fp32", {}),
+        ("proj-spheret", "bf16", {"model.layers": 7, "model.anchor": True}),
+        ("pre-dyt", "fp32", {"model.layers": 1}),
+    ],
+)
+def test_activations_are_those_of_a_real_pass(residual, precision, more):
+    settings = recipe(residual, **{"compute.precision": precision, **more})
     kept = kept_by_autograd(settings)
     assert estimate(settings)["memory"]["activations"] == sum(kept) + max(kept)
 

@@ -12,7 +12,7 @@ import functools
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ def estimate(recipe: Recipe, processes: int = 1, *, here: bool = False) -> dict[
         sizes = [p.numel() for p in model.parameters()]
         block = max(sum(p.numel() for p in one.parameters()) for one in model.blocks)
         shapes = _matrices(model, recipe)
-        kept = _activations(model, recipe, rows)
+        kept = _activations(recipe, rows)
         watching = _watching(model, recipe)
     P, M = sum(sizes), sum(m * n for m, n, _ in shapes)
     root = P - recipe.model.layers * block
@@ -161,15 +161,28 @@ def _matrices(model: nn.Module, recipe: Recipe) -> list[tuple[int, int, Any]]:
     return [(entry.part.shape[0], entry.part.shape[1], entry.manifold) for entry in entries]
 
 
-def _activations(model: Transformer, recipe: Recipe, rows: int) -> int:
+def _activations(recipe: Recipe, rows: int) -> int:
     """Bytes autograd keeps of one micro-batch, and the gradient of the largest; with `recompute`, one block's besides."""
     tokens = torch.zeros(rows, recipe.model.context, dtype=torch.int64)
-    kept = _kept(model, recipe, tokens)
+    total, largest = _kept_at_depth(recipe, tokens, recompute=False)
     if recipe.parallel.recompute:
-        recompute_blocks(model)
-        inputs = _kept(model, recipe, tokens)
-        kept = inputs + [max(0, sum(kept) - sum(inputs)) // recipe.model.layers]
-    return sum(kept) + max(kept)
+        inputs, largest = _kept_at_depth(recipe, tokens, recompute=True)
+        block = max(0, total - inputs) // recipe.model.layers
+        total, largest = inputs + block, max(largest, block)
+    return total + largest
+
+
+def _kept_at_depth(recipe: Recipe, tokens: torch.Tensor, recompute: bool) -> tuple[int, int]:
+    """Bytes autograd keeps in all, and of the largest tensor. Blocks keep alike, so models of one and two tell of any depth."""
+    found = []
+    for layers in (1, 2):
+        model = Transformer(replace(recipe.model, layers=layers))
+        if recompute:
+            recompute_blocks(model)
+        found.append(_kept(model, recipe, tokens))
+    one, two = map(sum, found)
+    deep = recipe.model.layers > 1
+    return one + (recipe.model.layers - 1) * (two - one), max(found[deep])
 
 
 def _kept(model: Transformer, recipe: Recipe, tokens: torch.Tensor) -> list[int]:
