@@ -15,7 +15,7 @@ from gnomon import cli, continuity
 from gnomon.errors import UserError
 from gnomon.files import read_json
 from gnomon.monitor import Monitor
-from gnomon.running import WithWeights, prepare
+from gnomon.running import WithWeights, loss_of, prepare
 
 pytest.importorskip("transformers")
 IDS_N = np.random.default_rng(0).integers(3, 128, 150)
@@ -65,6 +65,16 @@ def test_the_record_is_that_of_the_model_in_memory(kind, tmp_path, tokens):
         assert found.loss == pytest.approx(labelled, rel=1e-5)
 
 
+def test_the_sample_is_not_of_one_position():
+    """Rows of 64 tokens, 256 of them: every 64th token would be the first of its row."""
+    from gnomon.monitor.states import spread
+    from gnomon.running.on_text import SAMPLE
+
+    for tokens, length in ((16_384, 64), (4096, 1024), (65_536, 64), (1 << 20, 1024)):
+        positions = spread(tokens, SAMPLE) % length
+        assert len(positions.unique()) > min(length, SAMPLE) / 2
+
+
 def test_sinks_and_norms_are_those_transformers_returns(tmp_path, tokens):
     prepared, model = ready("llama", tmp_path, tokens)
     found = prepared.run()
@@ -82,6 +92,17 @@ def test_sinks_and_norms_are_those_transformers_returns(tmp_path, tokens):
     for layer, h_BTD in enumerate(whole.hidden_states[1:-1]):
         norm = h_BTD.square().sum(-1).mean().sqrt().item()
         assert found.record["stream_norm"][f"text.{layer}.mlp"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_what_is_changed_at_a_block_is_seen_after_it(tmp_path, tokens):
+    prepared, _ = ready("llama", tmp_path, tokens)
+    plain = prepared.look()
+    changed = prepared.look(lambda index, h, block: block(h) * (2 if index == 1 else 1))
+    norm, other = plain.record["stream_norm"], changed.record["stream_norm"]
+    assert other["text.0.mlp"] == norm["text.0.mlp"] and other["text.1.mlp"] == pytest.approx(
+        2 * norm["text.1.mlp"], rel=1e-5
+    )
+    assert loss_of(prepared.streamed, prepared.rows, plain.last) == pytest.approx(prepared.run().loss)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "ours"])

@@ -7,6 +7,7 @@ from gnomon.lazy import lazy
 _EXPORTS = {
     "open_streamed": "streamed", "Streamed": "streamed",
     "prepare": "on_text", "OnText": "on_text", "Prepared": "on_text",
+    "loss_of": "block_worth", "losses_without": "block_worth",
     "WithWeights": "with_weights",
     "read_rows": "token_rows", "Rows": "token_rows",
 }  # fmt: skip

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -17,10 +17,14 @@ from gnomon.errors import UserError
 from gnomon.monitor import Monitor
 from gnomon.progress import Progress
 from gnomon.running.block_worth import loss_of, losses_without
-from gnomon.running.streamed import Block, Streamed, open_streamed
+from gnomon.running.streamed import Block, Streamed, Visit, open_streamed
 from gnomon.running.text_estimate import Estimate, estimate
 from gnomon.running.token_rows import Rows, read_rows
 from gnomon.series import split_place
+
+# A prime, so that evenly spaced tokens do not all stand at the beginning of their rows.
+SAMPLE = 1021
+ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,13 @@ class OnText:
         ]
 
 
+class Seen(NamedTuple):
+    """The record of a pass, and the stream after the last block, (B, T, D)."""
+
+    record: dict[str, dict[str, Any]]
+    last: Tensor
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A model and the rows it is to read; nothing has been run yet."""
@@ -87,7 +98,7 @@ class Prepared:
     def run(self, progress: bool = False) -> OnText:
         """Run the model and look at it."""
         started = time.monotonic()
-        record, last = self._look(progress)
+        record, last = self.look(progress=progress)
         loss, without = None, []
         if self.removal:
             loss, without = self._remove(progress)
@@ -104,22 +115,23 @@ class Prepared:
         }
         return OnText(self.streamed.checkpoint.name, settings, record, loss, without)
 
-    def _look(self, progress: bool) -> tuple[dict[str, dict[str, Any]], Tensor]:
+    def look(self, visit: Visit | None = None, progress: bool = False) -> Seen:
+        """States and attention, with `visit` in the place of each block where it is given (`Streamed.run`)."""
         streamed, last = self.streamed, []
-        monitor = Monitor(streamed.model, every=0, since_start=False)
+        monitor = Monitor(streamed.model, every=0, since_start=False, sample=SAMPLE, rows=ROWS)
         with Progress("states", len(streamed.blocks), "blocks") as bar:
 
-            def visit(_index: int, h_BTD: Tensor, block: Block) -> Tensor:
-                last[:] = [block(h_BTD)]
+            def watched(index: int, h_BTD: Tensor, block: Block) -> Tensor:
+                last[:] = [visit(index, h_BTD, block) if visit else block(h_BTD)]
                 if progress:
                     bar.advance(1)
                 return last[0]
 
-            with streamed.visited(visit):
+            with streamed.visited(watched):
                 record = monitor.look(
                     {"input_ids": self.rows.tokens_BT, **streamed.without_cache, **streamed.without_logits}
                 )
-        return record, last[0]
+        return Seen(record, last[0])
 
     def _remove(self, progress: bool) -> tuple[float, list[float]]:
         """With the work of a block growing by its number, progress is told by work."""

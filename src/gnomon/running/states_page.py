@@ -91,7 +91,7 @@ def _in_short(sheet: Any, found: OnText) -> None:
     words = f"{settings['tokens']:,} tokens of `{settings['text']}` in rows of {settings['length']:,}"
     loss = "" if found.loss is None else f" Loss: **{found.loss:.4f}** nats a token."
     sheet.section("On text").text(
-        f"Measured while the model read {words}.{loss} A number is a mean over all tokens, or over a sample of 256 of them "
+        f"Measured while the model read {words}.{loss} A number is a mean over all tokens, or over a sample of a thousand "
         "(effective rank, median, attention); what it says holds for this text and this length of rows."
     )
 
@@ -121,10 +121,8 @@ def _attention(sheet: Any, found: OnText) -> None:
         if points:
             series = known(key)
             domain = (0.0, 1.0) if key in _SHARES else None
-            chart = drawing.heatmap(
-                points, "head", "layer", drawing.Axis(key, series.unit), series.title, domain, width=300
-            )
-            sheet.chart(chart, series.meaning, name=f"text-{key}", width=1 / 2)
+            chart = drawing.heatmap(points, "layer", "head", drawing.Axis(key, series.unit), series.title, domain)
+            sheet.chart(chart, series.meaning, name=f"text-{key}")
 
 
 def _worth(sheet: Any, found: OnText) -> None:
