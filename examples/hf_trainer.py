@@ -3,7 +3,8 @@
     python examples/hf_trainer.py              a small GPT-2 from scratch, on the text that gnomon ships
     python examples/hf_trainer.py FOLDER       any model that AutoModelForCausalLM opens, with its tokenizer
 
-Two lines are gnomon's: which matrix lives where, and the optimizer. The rest is what one would write anyway.
+Two lines are gnomon's: which matrix lives where, and the optimizer. Accumulation, clipping, the schedule and checkpoints are
+Trainer's; `main(resume_from_checkpoint=True)` goes on from the last.
 Needs `pip install "gnomon[hf]" accelerate`.
 """
 
@@ -46,7 +47,9 @@ def main(folder: str | None = None, steps: int = 60, out: str = "runs/hf-trainer
     print(assignment.table())
 
     settings = dict(
-        output_dir=out, max_steps=steps, per_device_train_batch_size=8, logging_steps=10, save_strategy="no", report_to="none"
+        output_dir=out, max_steps=steps, logging_steps=10, report_to="none",
+        per_device_train_batch_size=4, gradient_accumulation_steps=2, max_grad_norm=1.0,
+        save_strategy="steps", save_steps=steps // 2,
     )  # fmt: skip
     trainer = Trainer(
         model=model,
