@@ -40,6 +40,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
+        """How long it will take."""
         return self.flops / self.rate
 
     def __str__(self) -> str:

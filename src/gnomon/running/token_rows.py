@@ -48,6 +48,7 @@ class Rows:
 
     @property
     def count(self) -> int:
+        """How many tokens in all."""
         return self.tokens_BT.numel()
 
 
