@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from gnomon.cli import main
 from gnomon.studies import runner, study_estimate
 from gnomon.studies.outcomes import OutcomesFile
@@ -67,6 +69,16 @@ def test_a_finished_study_has_nothing_left_though_its_grid_grew():
     assert rest["grid"].known == 7 and sum(of.known for of in rest.values()) == len(whole)
     row = study_estimate.rows(one, 1, whole)[-1]
     assert row["here"] == row["tokens"] == 0 and study_estimate.line(row).startswith(f"0 runs left, {len(whole)} are known")
+
+
+def test_time_is_told_by_what_the_known_runs_took():
+    one = dataclasses.replace(study(), variants=study().variants[:1])
+    short = settle(one, lambda run: dataclasses.replace(told(run), seconds=3.0) if run.tuning else None)
+    row = study_estimate.rows(one, 1, short)[-1]
+    # Three runs of four steps took three seconds each; two of eight are left.
+    assert row["here"] == pytest.approx(2 * 8 * 3.0 / 4) and "0:12 at the pace of those" in study_estimate.line(row)
+    lost = {run: dataclasses.replace(outcome, fate="diverged") for run, outcome in short.items()}
+    assert study_estimate.rows(one, 1, lost)[-1]["here"] == pytest.approx(study_estimate.expected(one.variants[0].recipe)["here"] * 2)
 
 
 def test_a_file_is_read_for_the_estimate_and_not_written(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,15 +31,17 @@ def rows(study: Study, processes: int, measured: Measured | None = None) -> list
     """One row a variant and one for all, of what is left to run; columns as in `SHOWN`. Times are one run after the other.
 
     Args:
-        measured: what is known and will not be run again.
+        measured: what is known and will not be run again. The time here is then told by what those runs took.
     """
     found: list[dict[str, Any]] = []
     rest, costs = left(study, measured or {}), _Costs(processes)
+    pace = _pace(study, measured or {}, costs)
     for variant in study.variants:
         known, runs, steps = (getattr(rest[variant.name], key) for key in ("known", "runs", "steps"))
         row: dict[str, Any] = {"variant": variant.name, "known": known, "runs": runs, "parameters": None, "memory": None}
         one = costs(variant.recipe) if runs else dict.fromkeys(SUMMED, 0.0)
-        found.append(row | one | {key: one[key] * steps / variant.recipe.steps for key in SUMMED})
+        row |= one | {key: one[key] * steps / variant.recipe.steps for key in SUMMED}
+        found.append(row | {"here": row["here"] * pace})
     total: dict[str, Any] = {"variant": "all", "parameters": None, "memory": max((row["memory"] or 0 for row in found), default=0)}
     return [*found, total | {key: sum(row[key] for row in found) for key in ("known", "runs", *SUMMED)}]
 
@@ -57,10 +60,22 @@ class _Costs(dict[str, dict[str, float]]):
         return self[key]
 
 
+def _pace(study: Study, measured: Measured, costs: _Costs) -> float:
+    """How many times the seconds expected here a run took, by the median of those known; 1 where none is."""
+    recipes = {variant.name: variant.recipe for variant in study.variants}
+    ratios = [
+        outcome.seconds / (costs(whole := recipes[run.variant])["here"] * run.recipe.steps / whole.steps)
+        for run, outcome in measured.items() if outcome.fate != "diverged"
+    ]  # fmt: skip
+    return statistics.median(ratios) if ratios else 1.0
+
+
 def line(total: Mapping[str, Any]) -> str:
     """The last of the `rows` in words."""
-    known = f", {total['known']} are known" if total["known"] else ""
-    return f"{total['runs']} runs left{known}; about {duration(total['here'])} on this machine, one after the other"
+    time = f"about {duration(total['here'])}"
+    if total["known"]:
+        return f"{total['runs']} runs left, {total['known']} are known; {time} at the pace of those, one after the other"
+    return f"{total['runs']} runs left; {time} on this machine, one after the other"
 
 
 def expected(recipe: Any, processes: int = 1) -> dict[str, float]:
