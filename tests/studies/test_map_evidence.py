@@ -53,6 +53,15 @@ def test_a_row_tells_what_the_study_found(made):
     assert found.residual == "bounded-sphere" and found.chosen.difference == row.difference
 
 
+def test_seeds_that_only_one_side_has_do_not_count():
+    one = studies.load("map", "tiny", variants=[DEEP])
+    both = settle(one, told)
+    for kept, axes in ((3, {"Pre-LN + Muon", DEEP}), (2, set())):
+        few = {run: outcome for run, outcome in both.items() if run.tuning or run.variant == DEEP or run.seed < kept}
+        found = map_evidence.rows(Results(one, few), "made up")
+        assert {row.contestant for row in found} == axes and all(row.seeds == kept for row in found)
+
+
 def test_rows_of_one_text_are_made_anew_and_those_of_others_stay(made, tmp_path, capsys):
     out = tmp_path / "evidence.json"
     evidence.save(tuple(made), "by hand", out)

@@ -31,8 +31,8 @@ AXES = ("centre", "depth", "width", "steps", "tokens", "rate")
 
 
 def rows(results: Results, text: str) -> list[Row]:
-    """Every contestant at every point where it was compared with its baseline on enough seeds."""
-    made = (_row(results, variant, text) for variant in results.study.variants if len(results.compared(variant.name)) >= LEAST)
+    """Every contestant at every point where it was compared with its baseline on enough seeds that both have."""
+    made = (_row(results, variant, text) for variant in results.study.variants if results.compared(variant.name))
     return [row for row in made if row is not None]
 
 
@@ -44,11 +44,13 @@ def place(variant: Variant) -> tuple[str, str, str]:
 
 
 def _row(results: Results, variant: Variant, text: str) -> Row | None:
-    """None for what is no point of the map, and where the baseline of the point is not measured yet."""
+    """None for what is no point of the map, and where too little is measured."""
     contestant, block, axis = place(variant)
-    verdict = results.row(variant.name)
-    if not axis or verdict["verdict"] == "not comparable":
+    against = None if variant.baseline is None else results.against(variant.name, variant.baseline)
+    seeds = len(results.compared(variant.name)) if against is None else against.pairs
+    if not axis or seeds < LEAST:
         return None
+    verdict = results.row(variant.name)
     recipe, tuned = results.settled(variant.name), _tuned(results.study, variant)
     difference, low, high = (_rounded(verdict[key]) for key in ("difference", "low", "high"))
     kind, options = _short(recipe.model.residual, dict(recipe.model.residual_options))
@@ -59,7 +61,7 @@ def _row(results: Results, variant: Variant, text: str) -> Row | None:
         assignment=optimizer_name(recipe),
         settings={path: value for path, value in values.items() if value is not None} | {"model.head_bias": recipe.model.head_bias},
         warmup=float(f"{recipe.schedule.warmup / recipe.steps:.2g}"), factor=variant.rates[0] if axis == "rate" else 1.0,
-        seeds=verdict["seeds"], diverged=verdict["diverged"], mean=round(verdict["mean"], 5),
+        seeds=seeds, diverged=verdict["diverged"], mean=round(verdict["mean"], 5),
         difference=difference, low=low, high=high, word=verdict["verdict"],
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnomon.models.config import MODERN
@@ -66,7 +66,7 @@ def distance(advice: Advice) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def trials(changes: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def trials(changes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tuning runs, one a row."""
     told = [" ".join(f"{path}={_word(value)}" for path, value in change.items()) for change in changes]
     return [{"tuning run": number, "--set": text or "as above"} for number, text in enumerate(told, 1)]

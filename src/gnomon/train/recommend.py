@@ -67,8 +67,10 @@ def plan(layers: int, width: int, tokens: float, batch_tokens: int | None = None
     if not tokens >= 1:
         raise UserError(f"a run has at least one token, got {tokens:g}; write them out or as 10e9")
     if batch_tokens is None:
-        batch_tokens = 2 ** min(max(round(math.log2(tokens / 20_000)), 9), 19)
-    return Plan(layers, width, max(round(tokens / batch_tokens), 1) if batch_tokens > 0 else 0, batch_tokens)
+        each = 2 ** min(max(round(math.log2(tokens / 20_000)), 9), 19)
+    else:
+        each = batch_tokens
+    return Plan(layers, width, max(round(tokens / max(each, 1)), 1), each)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def _forecast(centre: Row, used: Sequence[Row], off: Sequence[Row], unmeasured: 
     """Main effects: each point's difference, less that of the centre for every point beyond the first."""
     if centre.difference is None:
         return Forecast(centre.contestant, centre.text, 0.0, 0.0, 0.0, tuple(used), unmeasured)
-    terms = [(row.difference, _half(row)) for row in used[1:] if row not in off]
+    terms = [(row.difference or 0.0, _half(row)) for row in used[1:] if row not in off]
     if off:
         # At a rate that may be an octave off either way: the mean over that octave and the tuned rate.
         terms.append((_mean([centre, *off]), math.hypot(*map(_half, (centre, *off))) / (1 + len(off))))
