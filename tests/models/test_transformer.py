@@ -146,12 +146,13 @@ def test_causal_to_the_bit(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", DIALECTS)
-def test_observed_logits_are_those_that_attend(name):
-    """The probe's own logits, put through softmax, give what the fused kernel gives."""
+def test_explicit_logits_are_those_that_attend(name):
+    """The logits by their formula, put through softmax, give what the fused kernel gives."""
     model = build(name)
     block = model.blocks[1].attention
     seen = {}
-    block.observer = lambda q, k: seen.update(q=q, k=k)
+    attend = block.attend
+    block.attend = lambda q, k, *more: (seen.update(q=q, k=k), attend(q, k, *more))[1]
     model(tokens())
     v = torch.randn(seen["k"].shape)
     weights = block.logits(seen["q"], seen["k"]).softmax(-1)

@@ -8,13 +8,19 @@ import torch
 from gnomon import anatomy
 from gnomon.errors import UserError
 from gnomon.models import Transformer, tiny
+from gnomon.monitor import Monitor
 from gnomon.optim import ManifoldMuon, assign, clip_logits
-from gnomon.train.probes import probe
+from gnomon.series import over_depth
 
 
 def model(**changes):
     torch.manual_seed(0)
     return Transformer(tiny(layers=2, width=32, heads=4, context=16, init_std=0.5, **changes))
+
+
+def logits(m, tokens):
+    found = Monitor(m, every=0, rows=None, since_start=False).look(tokens)
+    return over_depth("attention_logit_max", found["attention_logit_max"])
 
 
 @pytest.mark.parametrize("changes", [{}, {"qkv": "fused", "bias": True}, {"kv_heads": 2}, {"positions": "learned"}])
@@ -23,12 +29,12 @@ def test_first_layer_comes_down_to_the_threshold(changes):
     if changes.get("bias"):
         torch.nn.init.normal_(m.blocks[0].attention.qkv.bias)
     parts, tokens = anatomy.read(m), torch.randint(257, (2, 16), generator=torch.Generator().manual_seed(0))
-    before = probe(m, tokens)["attention_logit_max"]
+    before = logits(m, tokens)
     value = parts.select("value", 0)[0]
     kept = value.block.take(dict(m.named_parameters())[value.name]).clone()
     factors = clip_logits(m, parts, [before[0], 0.0], threshold=before[0] / 4)
     assert factors == pytest.approx([0.5, 1.0])
-    assert probe(m, tokens)["attention_logit_max"][0] == pytest.approx(before[0] / 4, rel=1e-4)
+    assert logits(m, tokens)[0] == pytest.approx(before[0] / 4, rel=1e-4)
     assert torch.equal(value.block.take(dict(m.named_parameters())[value.name]), kept)
 
 

@@ -69,8 +69,8 @@ def test_evaluations_and_probes_are_counted():
     forward = quiet.model.flops_per_token / 3
     once, thrice = estimate(quiet)["watch_flops"], estimate(often)["watch_flops"]
     assert thrice - once == pytest.approx(2 * 64 * forward, rel=1e-6)
-    spectra = 2 * 9 * 32**3 * (4 + 4 + 4)  # query, key, value, output; up and down are four times as wide
-    assert once == pytest.approx(64 * forward + 1.4 * 32 * forward + spectra, rel=1e-6)
+    matrices = 2 * 400 * 32**2 * (4 + 4 + 4)  # query, key, value, output; up and down are four times as wide
+    assert once == pytest.approx(64 * forward + 1.4 * 32 * forward + matrices, rel=1e-6)
     assert estimate(often)["machines"][0]["run_seconds"] > estimate(quiet)["machines"][0]["run_seconds"]
     assert any(row["what"] == "evaluations, probes" for row in table(estimate(quiet)))
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from gnomon.models.transformer import MLP
 from gnomon.run_folder import checkpoint_folders, read_metrics
+from gnomon.series import over_depth
 from gnomon.train import train
 from gnomon.train.postmortem import NonFinite
 
@@ -88,6 +89,7 @@ def test_logits_are_clipped_alike(folder, answers, kind):
     free = recipe("pre-norm", "none", **CLIPPED | {"optim.logit_clip": None})
     train(free, folder / f"free-{kind}")
     clipped, unclipped = (
-        max(read_metrics(folder / f"{n}-{kind}")[-1]["attention_logit_max"]) for n in ("clipped", "free")
+        max(over_depth("attention_logit_max", read_metrics(folder / f"{n}-{kind}")[-1]["attention_logit_max"]))
+        for n in ("clipped", "free")
     )
     assert clipped < unclipped

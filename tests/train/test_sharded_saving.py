@@ -12,9 +12,9 @@ from parallel_cases import Group, recipe, spawn
 from safetensors.torch import load_file
 
 from gnomon import sharding
-from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.models import Transformer
+from gnomon.monitor import Monitor
 from gnomon.run_folder import checkpoint_folders, read_metrics
 from gnomon.train import checkpoint_layout, loop, optimizer, replace, saving, sharded_saving, train
 from gnomon.train.distributed import Ranks, parallelise
@@ -56,15 +56,15 @@ def loaded(folder, ranks):
     model = Transformer(SETTINGS.model)
     parallelise(model, SETTINGS, ranks)
     optim = optimizer.build(model, SETTINGS.optim)
-    tracker = Tracker(model, 5)
-    progress = saving.resume(Path(folder), model, optim, tracker, ranks)
+    monitor = Monitor(model, 0, track_every=5, accumulate=True)
+    progress = saving.resume(Path(folder), model, optim, monitor, ranks)
     found = {f"weight {n}": sharding.whole(p) for n, p in model.named_parameters()}
     found |= {
         f"{key} {n}": sharding.whole(value)
         for n, p in model.named_parameters()
         for key, value in optim.state[p].items()
     }
-    found |= {f"tracker {n}": x for n, x in checkpoint_layout.flat_tracker(tracker).items()}
+    found |= {f"monitor {n}": x for n, x in checkpoint_layout.flat(monitor).items()}
     found["counts"] = torch.tensor([group.get("step", 0) for group in optim.param_groups])
     return progress, {name: x.detach().clone() for name, x in found.items()}
 
@@ -187,7 +187,7 @@ def test_every_layout_loads_the_same_bits(folder, answers, size, kind, number, s
     newest = checkpoint_folders(folder / source)[-1]
     for name, tensor in load_file(newest / "model.safetensors").items():
         assert torch.equal(expected[f"weight {name}"], tensor)
-    assert any(name.startswith("momentum") for name in expected) and any("tracker sum" in name for name in expected)
+    assert any(name.startswith("momentum") for name in expected) and any("monitor sum" in name for name in expected)
     for found in answers[:size]:
         got = found["loaded", size, kind][number]
         assert got[0] == progress and got[1].keys() == expected.keys()

@@ -20,7 +20,9 @@ from gnomon import cli
 from gnomon.errors import UserError
 from gnomon.models import Transformer
 from gnomon.models.config import MODERN
+from gnomon.monitor import passes
 from gnomon.run_folder import checkpoint_folders, read_metrics
+from gnomon.series import over_depth
 from gnomon.train import loop, postmortem, preset, replace, run_data, saving, train
 
 SMALL = {
@@ -56,10 +58,13 @@ def test_run_folder(tmp_path):
     assert [m["step"] for m in metrics if "val_loss" in m] == [6, 12, 18, 24, 30, 36, 40]
     last = metrics[-1]
     assert len(last["stream_norm"]) == len(last["angle"]) == len(last["step_size"]) == 4
-    assert last["stream_norm"] == pytest.approx([32**0.5] * 4, rel=1e-5)
-    assert len(last["stream_coherence"]) == 4 and all(0 < value < 1 for value in last["stream_coherence"])
+    assert list(last["stream_norm"].values()) == pytest.approx([32**0.5] * 4, rel=1e-5)
+    assert len(last["stream_coherence"]) == 4 and all(0 < value < 1 for value in last["stream_coherence"].values())
     assert len(last["attention_logit_max"]) == len(last["attention_entropy"]) == 2
-    assert 0 < max(last["attention_entropy"]) < torch.log(torch.tensor(32.0))
+    assert 0 < max(over_depth("attention_entropy", last["attention_entropy"])) < torch.log(torch.tensor(32.0))
+    measured = {m["step"] for m in metrics if "angle" in m}
+    assert measured == {m["step"] for m in metrics if "update" in m} == {m["step"] for m in metrics if "gradient_norm" in m}
+    assert measured >= {40} and 1 not in measured
     assert record == {**last, "stopped": False}
     assert [p.name for p in checkpoint_folders(folder)] == ["step-00000036", "step-00000040"]
     environment = json.loads((folder / "environment.json").read_text())
@@ -106,12 +111,11 @@ def test_resumed_twice_equals_uninterrupted(assignment, tmp_path, monkeypatch):
 @pytest.mark.parametrize("assignment", ["hetero", "dgram"])
 def test_probes_tell_how_the_weights_fare(assignment, tmp_path):
     last = read_metrics(_run(recipe(assignment=assignment, **{"optim.dgram_cap": 3.0}), tmp_path))[-1]
-    assert last["sigma_max"].keys() >= {"blocks.0.attention.query", "blocks.1.mlp.down"}
+    assert last["sigma_max"].keys() >= {"text.0.query", "text.1.down"}
     assert max(last["feasibility"].values()) < 1e-4
     assert max(last["tangency"].values()) < 1e-2 and min(last["alignment"].values()) > 0.7
     if assignment == "hetero":
-        assert last["sigma_max"]["blocks.0.attention.query"] == pytest.approx(1, abs=1e-3)
-        assert last["sigma_min"]["blocks.0.attention.query"] == pytest.approx(1, abs=1e-3)
+        assert last["sigma_max"]["text.0.query"] == pytest.approx(1, abs=1e-3)
     else:
         assert max(last["sigma_max"].values()) <= 3.001
 
@@ -150,7 +154,8 @@ def test_logit_clip_scales_down(tmp_path):
         )[-1]
         for c in (None, 1.0)
     )
-    assert max(clipped["attention_logit_max"]) < max(free["attention_logit_max"])
+    largest = [max(over_depth("attention_logit_max", m["attention_logit_max"])) for m in (clipped, free)]
+    assert largest[0] < largest[1]
 
 
 @pytest.mark.parametrize(
@@ -388,14 +393,14 @@ def test_the_postmortem_replays_as_training_ran(tmp_path, monkeypatch):
         train(settings, tmp_path)
 
 
-def test_every_probe_runs_as_training_does(tmp_path, monkeypatch):
-    real, seen = loop.probe, []
+def test_every_look_runs_as_training_does(tmp_path, monkeypatch):
+    real, seen = passes.run, []
 
-    def probe(*given):
+    def run(*given, **options):
         seen.append(torch.is_autocast_enabled("cpu"))
-        return real(*given)
+        return real(*given, **options)
 
-    monkeypatch.setattr(loop, "probe", probe)
+    monkeypatch.setattr(passes, "run", run)
     train(recipe(assignment="none", **{"compute.precision": "bf16", "optim.logit_clip": 1.0}), tmp_path)
     # At steps 6 and 12 to be written down, at 10 for clipping.
     assert seen == [True] * 3

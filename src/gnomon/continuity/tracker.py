@@ -139,8 +139,8 @@ class Tracker:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         by_name = {part.place: part for part in self._parts}
         self._start = dict(state["start"])
-        self._first = {by_name[name]: vector for name, vector in state["first"].items()}
-        for name, value in state["sum"].items():
+        self._first = {by_name[name]: vector for name, vector in state.get("first", {}).items()}
+        for name, value in state.get("sum", {}).items():
             at = self._parameters[name]
             self._sum[name] = shard_like(value.to(at.device), at)
 

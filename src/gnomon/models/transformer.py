@@ -273,8 +273,6 @@ class Attention(nn.Module):
             if c.qk_norm
             else (nn.Identity(), nn.Identity())
         )
-        # A probe sets this to look at queries and keys; None costs nothing.
-        self.observer: Callable[[Tensor, Tensor], None] | None = None
 
     def forward(
         self,
@@ -296,8 +294,6 @@ class Attention(nn.Module):
             q_BHTC, k_BKTC = rotate(q_BHTC, rope), rotate(k_BKTC, rope)
         if cache is not None:
             k_BKTC, v_BKTC = cache.update(k_BKTC, v_BKTC, index)
-        if self.observer is not None:
-            self.observer(q_BHTC, k_BKTC)
         y_BHTC = self.attend(q_BHTC, k_BKTC, v_BKTC, mask, explicit)
         return self.output(y_BHTC.transpose(1, 2).reshape(B, T, -1))
 

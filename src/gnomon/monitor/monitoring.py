@@ -43,9 +43,10 @@ class Monitor:
     Args:
         model: an `nn.Module` as it is called in training: bare, compiled, in DDP, sharded by FSDP2, with peft.
         every: steps between two measurements; step 0 is measured. 0: never by itself.
+        last: a step that is measured whatever `every` says.
         optimizer: a `ManifoldMuon`, for `feasibility`.
         batch: look at these inputs instead (a tensor, a tuple, or a dict of arguments of `model`), in a pass of their own after the
-            step, so that records compare; the model is then in eval mode.
+            step, so that records compare; the model is then in eval mode. The same inputs in every process.
         track_every: steps between two measurements of continuity across depth, see `Tracker`; 0 for none. Dearer than all else.
         accumulate: keep the sum of gradients for `track_every`; costs an addition each step.
         since_start: keep a copy of the weights on the CPU, for `change`.
@@ -63,6 +64,7 @@ class Monitor:
         model: nn.Module,
         every: int = 50,
         *,
+        last: int | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         batch: Any = None,
         track_every: int = 0,
@@ -77,13 +79,13 @@ class Monitor:
             raise UserError(
                 f"every and track_every must not be negative, sample and rows at least 1; got {every}, {track_every}, {sample}, {rows}"
             )
-        self.every, self.optimizer = every, optimizer
+        self.every, self.last, self.optimizer = every, last, optimizer
         self._model = passes.inner(model)
         found = anatomy.read(self._model, config)
         self._places = places.find(self._model, found) if at is None else at
         self._world = over_ranks.world_of(model)
-        self._sample = max(sample // self._world, 1)
-        self._watch = Watch(self._places, self._sample, None if rows is None else max(rows // self._world, 1))
+        self._sample = sample
+        self._watch = Watch(self._places, sample, rows)
         self._matrices = Matrices(self._model, found.layer_matrices(), since_start)
         if not (self._matrices.parts or self._places.joins or self._places.blocks):
             raise UserError(
@@ -97,14 +99,14 @@ class Monitor:
             self._tracker = Tracker(self._model, track_every, accumulate=accumulate, config=config, start=start)
         self._batch = None if batch is None else passes.call_with(batch)
         self._listener = passes.Listener(model) if passes.compiled(model) else None
-        self._last: int | None = None
+        self._before: int | None = None
         self._told = False
-        if every:
+        if every or last is not None:
             self._arm()
 
     def due(self, step: int) -> bool:
         """Whether this step is measured."""
-        return self.every > 0 and step % self.every == 0
+        return step == self.last or self.every > 0 and step % self.every == 0
 
     def before_step(self, step: int) -> Record:
         """Hidden states, attention and gradients of this step; call between backward and the optimizer (after unscaling)."""
@@ -129,8 +131,8 @@ class Monitor:
         if self._tracker is not None:
             with self._aside():
                 record |= self._tracker.after_step(step)
-        stride = 1 if self._last is None else max(step - self._last, 1)
-        self._last = step
+        stride = 1 if self._before is None else max(step - self._before, 1)
+        self._before = step
         if self.due(step + stride):
             self._arm()
         return record
@@ -139,7 +141,7 @@ class Monitor:
         """Hidden states and attention of a forward pass over a batch, without gradients, in eval mode: now, whatever the schedule."""
         self.close()
         call = batch if isinstance(batch, passes.Call) else passes.call_with(batch)
-        return self._pass(call, evaluate=True)
+        return self._pass(call, world=1, evaluate=True)
 
     def close(self) -> None:
         """Take away the hooks that wait for a measured step."""
@@ -164,15 +166,15 @@ class Monitor:
         if self._listener is not None:
             self._listener.listen()
         else:
-            self._watch.attach(self._model)
+            self._watch.attach(self._model, self._world)
 
     def _of_this_batch(self, step: int) -> Record:
         """What was seen in the pass of this step."""
         if self._batch is not None:
             return {}
         if self._listener is not None and self._listener.heard is not None:
-            return self._pass(self._listener.heard, evaluate=False)
-        record = self._seen()
+            return self._pass(self._listener.heard, self._world, evaluate=False)
+        record = self._seen(self._world)
         if not record and (self._places.joins or self._places.blocks) and not self._told:
             self._told = True
             python_warnings.warn(
@@ -182,20 +184,20 @@ class Monitor:
             )
         return record
 
-    def _pass(self, call: passes.Call, *, evaluate: bool) -> Record:
-        self._watch.attach(self._model, training=False)
+    def _pass(self, call: passes.Call, world: int, *, evaluate: bool) -> Record:
+        self._watch.attach(self._model, world, training=False)
         try:
             passes.run(self._model, call, evaluate=evaluate)
         finally:
             self._watch.detach()
-        return self._seen()
+        return self._seen(world)
 
-    def _seen(self) -> Record:
-        """The record of what the hooks saw."""
+    def _seen(self, world: int) -> Record:
+        """The record of what the hooks saw, in so many processes together."""
         with self._aside():
             state_sums, attention_sums = self._watch.found()
-            if self._world > 1:
-                state_sums = over_ranks.states_over_ranks(state_sums, self._sample)
+            if world > 1:
+                state_sums = over_ranks.states_over_ranks(state_sums, max(self._sample // world, 1))
                 attention_sums = over_ranks.attention_over_ranks(attention_sums)
             found: Found = {}
             for place, sums in state_sums.items():

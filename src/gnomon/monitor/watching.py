@@ -36,12 +36,12 @@ class Watch:
 
     Args:
         places: where.
-        sample: tokens of this process's batch whose states are put side by side.
-        rows: rows of attention of this process's batch looked at in each block; None for all.
+        sample: tokens of the whole batch whose states are put side by side.
+        rows: rows of attention of the whole batch looked at in each block; None for all.
     """
 
     def __init__(self, places: Places, sample: int = states.SAMPLE, rows: int | None = attention_rows.ROWS):
-        self.places, self.sample, self.rows = places, sample, rows
+        self.places, self._sample, self._rows, self._world = places, sample, rows, 1
         self._handles: list[RemovableHandle] = []
         self._open: list[contextlib.AbstractContextManager] = []
         self._forget()
@@ -66,15 +66,16 @@ class Watch:
         seen = [at.place for at in self.places.attentions if at.place in self._attention]
         return {place: self._states[place][1] for place in known}, {place: self._attention[place][1] for place in seen}
 
-    def attach(self, model: nn.Module, training: bool = True) -> None:
+    def attach(self, model: nn.Module, world: int = 1, training: bool = True) -> None:
         """Set the hooks, and forget what was seen before.
 
         Args:
+            world: how many processes share the batch; each looks at its part of the sample.
             training: leave out passes that evaluate: without gradients, in modules that are in eval mode.
         """
         self.detach()
         self._forget()
-        self._training = training
+        self._training, self._world = training, world
         self._before(model, lambda module, args, kwargs: self._padding(kwargs))
         for place, join in self.places.joins:
             self._after(join, lambda m, args, kwargs, output, place=place: self._join(place, m, args, kwargs, output))
@@ -155,7 +156,7 @@ class Watch:
         entry = self._entry.get(place.rsplit(".", 2)[0], h)
         keep = self._keep if self._keep is not None and self._keep.shape == g.shape[:-1] else None
         with _aside(g.device):
-            sums = states.add_up(h, g, entry if entry.shape == g.shape else h, keep, self.sample)
+            sums = states.add_up(h, g, entry if entry.shape == g.shape else h, keep, max(self._sample // self._world, 1))
         self._states[place] = torch.is_grad_enabled(), sums
 
     # Attention.
@@ -172,7 +173,8 @@ class Watch:
 
     def _look(self, at: AttentionPlace, seen: Attended) -> None:
         with _aside(seen.device):
-            rows = attention_rows.choose(seen.B, seen.T, self.rows, seen.device)
+            count = None if self._rows is None else max(self._rows // self._world, 1)
+            rows = attention_rows.choose(seen.B, seen.T, count, seen.device)
             logits = seen.logits(rows)
             fits = self._keep is not None and self._keep.shape == (seen.B, logits.shape[-1])
             sums = attention_rows.add_up(logits, rows, seen.T, self._keep if fits else None)

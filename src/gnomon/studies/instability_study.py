@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from gnomon import report
+from gnomon.series import over_depth
 from gnomon.studies.claims import diverges
 from gnomon.studies.results import Results, curve
 from gnomon.studies.study import Claim, Finding, Study, Variant
@@ -71,7 +72,8 @@ def course(results: Results, name: str) -> list[dict[str, float]]:
                 queries = [value for label, value in sigma.items() if label.rpartition(".")[2] in ("query", "key")]
                 rows.append({
                     "variant": name, "seed": seed, "step": record["step"], "sigma of query and key": max(queries, default=math.nan),
-                    "largest logit": max(record["attention_logit_max"]), "lowest entropy": min(record["attention_entropy"]),
+                    "largest logit": max(over_depth("attention_logit_max", record["attention_logit_max"])),
+                    "lowest entropy": min(over_depth("attention_entropy", record["attention_entropy"])),
                     "validation loss": val, "gradient norm": record["grad_norm"],
                 })  # fmt: skip
     return rows

@@ -1,6 +1,6 @@
 """Looking inside a trained model once: what each layer is worth, where gradients and attention go.
 
-Legend: B batch, T tokens, D channels, H heads, S tokens attended to.
+Legend: B batch, T tokens, D channels.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from gnomon import data, evaluation
 from gnomon.models.transformer import Transformer
+from gnomon.monitor import Monitor
+from gnomon.series import over_depth
 from gnomon.train import Recipe
 from gnomon.train.device import to_device
-from gnomon.train.probes import attention_seen
 from gnomon.train.run_data import open_data
 
 
@@ -83,19 +84,11 @@ def gradient_norms(model: Transformer, x_BT: Tensor, y_BT: Tensor) -> list[float
     return found
 
 
-@torch.no_grad()
 def sinks(model: Transformer, x_BT: Tensor) -> list[float]:
     """Share of attention that the second half of the tokens pays to the first token, mean over heads, one number a block.
     `uniform_sink` is what equal attention to all would give."""
-    found: list[float] = []
-    half = x_BT.shape[1] // 2
-
-    def look(logits_BHTS: Tensor) -> None:
-        found.append(logits_BHTS.float().softmax(-1)[..., half:, 0].mean().item())
-
-    with attention_seen(model, look):
-        model(x_BT)
-    return found
+    record = Monitor(model, every=0, rows=None, since_start=False).look(x_BT)
+    return over_depth("attention_sink", record["attention_sink"])
 
 
 def uniform_sink(T: int) -> float:

@@ -4,12 +4,12 @@ checkpoints/step-00000300/
     model.safetensors        weights by parameter name
     config.json              the model's settings
     optimizer.safetensors    optimizer state, `<entry>/<parameter name>`
-    tracker.safetensors      what the continuity tracker remembers, where the recipe has one
+    monitor.safetensors      what the monitor remembers, `<kind>/<name>`
     state.json               step, tokens, seconds, and what of the optimizer is not a tensor
     fingerprints.json        size and SHA-256 of every file, checked before anything is loaded
 checkpoints/latest           a link to the newest, for people; nothing here reads it
 
-Several processes write `shards/` in place of the optimizer's and tracker's files (`gnomon.train.sharded_saving`). Either kind is
+Several processes write `shards/` in place of the optimizer's and monitor's files (`gnomon.train.sharded_saving`). Either kind is
 resumed by any number of processes and any strategy.
 """
 
@@ -29,10 +29,10 @@ from safetensors.torch import save_file as safetensors_save
 from torch import Tensor, nn
 
 from gnomon import sharding
-from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import read_json, write_json
 from gnomon.models.config import TransformerConfig
+from gnomon.monitor import Monitor
 from gnomon.run_folder import CHECKPOINTS, checkpoint_folders
 from gnomon.train.distributed import ALONE, Ranks
 from gnomon.train.recipe import from_dict, to_dict
@@ -169,15 +169,15 @@ def join_state(tensors: dict[str, Tensor], rest: dict[str, Any]) -> dict[str, An
     return {"state": state, "param_groups": rest["param_groups"]}
 
 
-def flat_tracker(tracker: Tracker) -> dict[str, Tensor]:
-    """What a tracker remembers, by `<kind>/<name>`."""
-    return {f"{key}/{name}": x.contiguous() for key, part in tracker.state_dict().items() for name, x in part.items()}
+def flat(monitor: Monitor) -> dict[str, Tensor]:
+    """What a monitor remembers, by `<kind>/<name>`."""
+    return {f"{kind}/{name}": x.contiguous() for kind, part in monitor.state_dict().items() for name, x in part.items()}
 
 
-def nested_tracker(remembered: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The inverse of `flat_tracker`, as `Tracker.load_state_dict` takes it."""
-    parts: dict[str, dict[str, Tensor]] = {"start": {}, "sum": {}, "first": {}}
+def nested(remembered: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The inverse of `flat`, as `Monitor.load_state_dict` takes it."""
+    parts: dict[str, dict[str, Tensor]] = {}
     for path, tensor in remembered.items():
         kind, name = path.split("/", 1)
-        parts[kind][name] = tensor
+        parts.setdefault(kind, {})[name] = tensor
     return parts

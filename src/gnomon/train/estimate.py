@@ -230,17 +230,20 @@ def _on(machine: Machine, found: dict[str, Any], recipe: Recipe) -> dict[str, An
 
 
 def _watching(model: nn.Module, recipe: Recipe) -> int:
-    """Operations of the evaluations and probes of a whole run, at the rate of the rest.
+    """Operations of the evaluations and looks of a whole run, at the rate of the rest.
 
-    A forward pass is a third of a training step's operations. The singular values of an (m, n) matrix take about 4 m n min(m, n)
-    at less than half of that rate (measured on `tiny`: 0.18 of a matrix product's against 0.4); ManifoldMuon's measures of a step,
-    whose optimum is sought again, take some six times as long; a probe looks at attention logits that training never writes down.
+    A forward pass is a third of a training step's operations. A look at an (m, n) matrix is six products with it and its transpose, and
+    a handful of passes over it and its gradient, at a tenth of that rate: about 400 m n. What continuity and ManifoldMuon's measures
+    take grows like the singular values' 4 m n min(m, n), at less than half of the rate (measured on `tiny`: 0.18 of a matrix product's
+    against 0.4); the latter, whose optimum is sought again, some six times as long. Attention logits, which training never writes down,
+    and the sums over hidden states make a look at them 1.4 forward passes.
     """
     watch, T = recipe.watch, recipe.model.context
     forward = recipe.model.flops_per_token / 3
     shapes = [part.shape for part in anatomy.read(model) if part.is_matrix and part.sublayer in ("attention", "mlp")]
     spectra = sum(9 * m * n * min(m, n) for m, n in shapes)
-    looks = spectra * (7 if recipe.optim.name == "manifold-muon" else 1) + 1.4 * forward * watch.probe_tokens
+    looks = sum(400 * m * n for m, n in shapes) + 1.4 * forward * watch.probe_tokens
+    looks += 6 * spectra if recipe.optim.name == "manifold-muon" else 0
     evaluation = forward * max(watch.eval_tokens // T, 1) * T
     tracked = 3 * spectra * (recipe.steps // watch.track_every if watch.track_every else 0)
     return int(_times(recipe.steps, watch.eval_every) * evaluation + _times(recipe.steps, watch.probe_every) * looks + tracked)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from gnomon import data
-from gnomon.optim import clip_logits
+from gnomon.optim import ManifoldMuon, clip_logits
 from gnomon.progress import Progress
+from gnomon.series import over_depth
 from gnomon.train import optimizer, postmortem, saving, schedule
 from gnomon.train.device import Autocast, choose_device, flushed_denormals, to_device
 from gnomon.train.distributed import (
@@ -33,7 +34,6 @@ from gnomon.train.distributed import (
     no_gradient_sync,
     process_group,
 )
-from gnomon.train.probes import probe, probe_weights
 from gnomon.train.recipe import Recipe
 from gnomon.train.run_data import fit_to_data
 from gnomon.train.run_lock import only_one
@@ -106,7 +106,7 @@ def run_steps(run: Run, progress: dict[str, Any], metrics: Metrics) -> dict[str,
                 metrics.write(record)
             if due(step, watch.save_every) or last or stopped:
                 progress = {key: record[key] for key in ("step", "tokens", "seconds")}
-                save(run.folder, run.model, run.optimizer, progress, watch.keep, run.tracker)
+                save(run.folder, run.model, run.optimizer, progress, watch.keep, run.monitor)
             if run.ranks.main:
                 bar.advance(1, note=describe(record, metrics.recent))
             if stopped:
@@ -126,8 +126,7 @@ def take_step(run: Run, step: int, stop: bool, recent: list[dict[str, Any]]) -> 
     optimizer.set_rate(run.optimizer, rate)
     run.optimizer.zero_grad(set_to_none=True)
     share = backward(run.loss, model, x_BT.split(run.micro), y_BT.split(run.micro), run.autocast, ranks)
-    if run.tracker is not None:
-        run.tracker.before_step(step)
+    seen = run.monitor.before_step(step)
     norm: Tensor | float = grad_norm(model)
     # One wait for the device a step: the price of never applying a bad update.
     loss, norm_now, stop = ranks.reduce_step(share, norm, stop)
@@ -142,10 +141,11 @@ def take_step(run: Run, step: int, stop: bool, recent: list[dict[str, Any]]) -> 
     run.optimizer.step()
     if recipe.optim.logit_clip is not None and due(step, 10):
         with run.autocast():
-            largest = probe(model, run.probe_tokens)["attention_logit_max"]
+            largest = over_depth("attention_logit_max", run.monitor.look(run.probe_tokens)["attention_logit_max"])
         clip_logits(model, run.anatomy, largest, recipe.optim.logit_clip, run.assignment)
     tokens = step * recipe.tokens_per_step
-    return {"step": step, "loss": loss, "lr": recipe.optim.lr * rate, "grad_norm": norm_now, "tokens": tokens}, stop
+    told = {"step": step, "loss": loss, "lr": recipe.optim.lr * rate, "grad_norm": norm_now, "tokens": tokens}
+    return told | seen, stop
 
 
 def backward(
@@ -177,12 +177,11 @@ def observe(run: Run, step: int, last: bool) -> dict[str, Any]:
     watch, found = run.recipe.watch, {}
     if due(step, watch.eval_every) or last:
         found["val_loss"] = evaluate(run.model, run.val, run.micro, run.autocast, run.ranks)
-    if due(step, watch.probe_every) or last:
-        with run.autocast():
-            found |= probe(run.model, run.probe_tokens)
-        found |= probe_weights(run.model, run.anatomy, run.optimizer)
-    if run.tracker is not None:
-        found |= run.tracker.after_step(step)
+    with run.autocast():
+        found |= run.monitor.after_step(step)
+    if run.monitor.due(step) and isinstance(run.optimizer, ManifoldMuon):
+        directions = run.optimizer.measure()
+        found |= {key: directions[key] for key in ("tangency", "alignment") if key in directions}
     return found
 
 

@@ -181,7 +181,7 @@ class WatchConfig:
         log_every: training metrics.
         eval_every: validation loss.
         eval_tokens: size of the fixed validation slice.
-        probe_every: stream norm, angles, attention logits and entropy on a fixed batch.
+        probe_every: what `gnomon.Monitor` sees: hidden states and attention of a fixed batch, weights, gradients, rounding.
         probe_tokens: size of that batch.
         track_every: continuity across depth of gradients, their sum and the weights (keeps two copies of the matrices).
         save_every: checkpoints.

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gnomon import anatomy, data
-from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.models.transformer import Transformer
+from gnomon.monitor import Monitor
 from gnomon.optim import Assignment
 from gnomon.run_folder import checkpoint_folders
 from gnomon.train import init_from, optimizer, saving
@@ -52,7 +52,7 @@ class Run:
     loss: LossFn
     assignment: Assignment | None
     optimizer: torch.optim.Optimizer
-    tracker: Tracker | None
+    monitor: Monitor
     tokens: Any
     val: tuple[Tensor, Tensor]
     probe_tokens: Tensor
@@ -84,11 +84,16 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
     moved_by = optimizer.build(model, recipe.optim, assigned)
     if recipe.model.zero_init and recipe.init is None:
         _still_zero(getattr(moved_by, "placed", []))
+    probe_tokens = val[0][: max(watch.probe_tokens // T, 1)]
     return Run(
         recipe, folder, ranks, device, model, anatomy.read(model), loss, assigned,
         optimizer=moved_by,
-        tracker=Tracker(model, watch.track_every) if watch.track_every else None,
-        tokens=tokens, val=val, probe_tokens=val[0][: max(watch.probe_tokens // T, 1)],
+        # All rows: QK-clip acts on the largest logit there is.
+        monitor=Monitor(
+            model, watch.probe_every, last=recipe.steps, optimizer=moved_by, batch=probe_tokens, rows=None,
+            track_every=watch.track_every, accumulate=True, since_start=watch.track_every > 0,
+        ),
+        tokens=tokens, val=val, probe_tokens=probe_tokens,
         bytes_per_token=val_tokens.bytes_per_token,
         autocast=autocast(recipe.compute, device), adopted=adopted,
     )  # fmt: skip
@@ -127,7 +132,7 @@ def resume_or_start(run: Run) -> dict[str, Any]:
     ranks.on_main(lambda: keep_tokenizer(run.recipe, run.folder))
     if run.adopted is not None and ranks.main:
         init_from.report_init(run.folder, run.adopted, getattr(run.optimizer, "placed", []))
-    progress = saving.resume(run.folder, run.model, run.optimizer, run.tracker, ranks, run.recipe.branch)
+    progress = saving.resume(run.folder, run.model, run.optimizer, run.monitor, ranks, run.recipe.branch)
     if progress is not None and progress["step"] > run.recipe.steps:
         beyond = f"the checkpoint is of step {progress['step']}, after the last of these {run.recipe.steps}; set more steps"
         raise UserError(beyond).of("main")

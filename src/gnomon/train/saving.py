@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder, read_json, remove_partials
 from gnomon.models.transformer import Transformer
+from gnomon.monitor import Monitor
 from gnomon.run_folder import CHECKPOINTS, checkpoint_folder, checkpoint_folders, locate
 from gnomon.train import checkpoint_layout
-from gnomon.train.checkpoint_layout import damage, flat_tracker, read_tensors, save_file
+from gnomon.train.checkpoint_layout import damage, read_tensors, save_file
 from gnomon.train.distributed import ALONE, Ranks
 
 
@@ -30,7 +30,7 @@ class Save(Protocol):
         optimizer: Optimizer,
         progress: dict[str, Any],
         keep: int,
-        tracker: Tracker | None = None,
+        monitor: Monitor | None = None,
     ) -> Path: ...
 
 
@@ -56,7 +56,7 @@ def save(
     optimizer: Optimizer,
     progress: dict[str, Any],
     keep: int,
-    tracker: Tracker | None = None,
+    monitor: Monitor | None = None,
 ) -> Path:
     """`Save` of a single process."""
     path = checkpoint_folder(folder, progress["step"])
@@ -66,8 +66,8 @@ def save(
     with atomic_folder(path) as partial:
         save_file({k: v.contiguous() for k, v in model.state_dict().items()}, partial / "model.safetensors")
         save_file(tensors, partial / "optimizer.safetensors")
-        if tracker is not None:
-            save_file(flat_tracker(tracker), partial / "tracker.safetensors")
+        if monitor is not None:
+            save_file(checkpoint_layout.flat(monitor), partial / "monitor.safetensors")
         checkpoint_layout.seal(partial, model.config, {**progress, "optimizer": rest})
     checkpoint_layout.tidy(folder, keep)
     return path
@@ -77,11 +77,11 @@ def resume(
     folder: Path,
     model: Transformer,
     optimizer: Optimizer,
-    tracker: Tracker | None = None,
+    monitor: Monitor | None = None,
     ranks: Ranks = ALONE,
     branch: str | None = None,
 ) -> dict[str, Any] | None:
-    """Load the newest checkpoint into model, optimizer and tracker; returns its progress, or None when there is none.
+    """Load the newest checkpoint into model, optimizer and monitor; returns its progress, or None when there is none.
 
     What the optimizer remembers is the checkpoint's; its settings are as they were built.
 
@@ -99,9 +99,12 @@ def resume(
     progress = read_json(path / "state.json")
     rest = progress.pop("optimizer")
     _check_order(path, rest, optimizer)
-    weights, state, remembered = _read(path, model, tracker, ranks)
-    if tracker is not None and not remembered:
-        raise UserError(f"{path} was saved without a tracker; set watch.track_every=0, or track from the first step of a run").of("main")
+    weights, state, remembered = _read(path, model, monitor, ranks)
+    state_of_monitor = checkpoint_layout.nested(remembered)
+    if monitor is not None and "start" in monitor.state_dict() and "start" not in state_of_monitor:
+        raise UserError(
+            f"{path} was saved without continuity across depth; set watch.track_every=0, or track from the first step of a run"
+        ).of("main")
     checkpoint_layout.put_weights(model, weights, path)
     parameters = dict(model.named_parameters())
     state = {
@@ -111,8 +114,8 @@ def resume(
     optimizer.load_state_dict(checkpoint_layout.join_state(state, rest))
     for group, own in zip(optimizer.param_groups, settings):
         group |= own
-    if tracker is not None:
-        tracker.load_state_dict(checkpoint_layout.nested_tracker(remembered))
+    if monitor is not None:
+        monitor.load_state_dict(state_of_monitor)
     return progress
 
 
@@ -152,13 +155,14 @@ def _check_order(path: Path, rest: dict[str, Any], optimizer: Optimizer) -> None
 
 
 def _read(
-    path: Path, model: Transformer, tracker: Tracker | None, ranks: Ranks
+    path: Path, model: Transformer, monitor: Monitor | None, ranks: Ranks
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Weights, optimizer state and what the tracker remembered."""
+    """Weights, optimizer state and what the monitor remembered."""
     if (path / "shards").is_dir():
         from gnomon.train import sharded_saving
 
-        return sharded_saving.read(path, model, tracker, ranks)
-    tracked = path / "tracker.safetensors"
-    remembered = read_tensors(tracked) if tracker is not None and tracked.exists() else {}
+        return sharded_saving.read(path, model, monitor, ranks)
+    # Runs made before November 2026 have the tracker's file.
+    files = [path / name for name in ("monitor.safetensors", "tracker.safetensors") if (path / name).exists()]
+    remembered = read_tensors(files[0]) if monitor is not None and files else {}
     return read_tensors(path / "model.safetensors"), read_tensors(path / "optimizer.safetensors"), remembered

@@ -1,7 +1,7 @@
 """Checkpoints of several processes, through torch.distributed.checkpoint: each writes its pieces, all at once.
 
 checkpoints/step-00000300/   as in `gnomon.train.checkpoint_layout`, but
-    shards/*.safetensors     `model/<name>`, `optimizer/<entry>/<name>`, `scalar/<entry>/<name>`, `tracker/<kind>/<name>`; each
+    shards/*.safetensors     `model/<name>`, `optimizer/<entry>/<name>`, `scalar/<entry>/<name>`, `monitor/<kind>/<name>`; each
                              file says where in the whole tensors its pieces lie
     model.safetensors        the weights put together, for all who only read
 
@@ -26,11 +26,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.tensor import DTensor
 
-from gnomon.continuity import Tracker
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder
 from gnomon.models.config import TransformerConfig
 from gnomon.models.transformer import Transformer
+from gnomon.monitor import Monitor
 from gnomon.optim import ownership
 from gnomon.run_folder import checkpoint_folder
 from gnomon.train import checkpoint_layout
@@ -60,7 +60,7 @@ class Saver:
         optimizer: torch.optim.Optimizer,
         progress: dict[str, Any],
         keep: int,
-        tracker: Tracker | None = None,
+        monitor: Monitor | None = None,
     ) -> Path:
         """`gnomon.train.saving.Save`; raises here what went wrong in the one before."""
         self.wait()
@@ -71,8 +71,8 @@ class Saver:
         state = {f"model/{name}": x for name, x in model.state_dict().items()}
         # safetensors gives no slices of tensors without dimensions, so these are stored with one.
         state |= {f"optimizer/{key}" if x.ndim else f"scalar/{key}": x if x.ndim else x[None] for key, x in tensors.items()}
-        if tracker is not None:
-            state |= {f"tracker/{key}": x for key, x in checkpoint_layout.flat_tracker(tracker).items()}
+        if monitor is not None:
+            state |= {f"monitor/{key}": x for key, x in checkpoint_layout.flat(monitor).items()}
         writer = _Writer(path, keep, model.config, {**progress, "optimizer": rest})
         self._pending = dcp.async_save(  # type: ignore[assignment]
             self._share(state), storage_writer=writer, process_group=self._group, async_stager=self._stager
@@ -135,14 +135,17 @@ class _Writer(HuggingFaceStorageWriter):
 
 
 def read(
-    path: Path, model: nn.Module, tracker: Tracker | None, ranks: Ranks
+    path: Path, model: nn.Module, monitor: Monitor | None, ranks: Ranks
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Weights, optimizer state and what the tracker remembered: each process the shares that its own layout asks for."""
+    """Weights, optimizer state and what the monitor remembered: each process the shares that its own layout asks for."""
     shards, parameters = path / "shards", dict(model.named_parameters())
     weights = _load(shards, "model/", parameters, ranks)
     state = _load(shards, "optimizer/", parameters, ranks)
     state |= {key: x[0] for key, x in _load(shards, "scalar/", {}, ranks).items()}
-    return weights, state, _load(shards, "tracker/", {}, ranks) if tracker is not None else {}
+    if monitor is None:
+        return weights, state, {}
+    # Runs made before November 2026 have the tracker's.
+    return weights, state, _load(shards, "monitor/", {}, ranks) or _load(shards, "tracker/", {}, ranks)
 
 
 def _load(shards: Path, prefix: str, parameters: dict[str, nn.Parameter], ranks: Ranks) -> dict[str, Tensor]:
