@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gnomon import series
@@ -38,3 +40,12 @@ def test_places_come_apart(place, parts):
 def test_what_is_no_place_is_refused():
     with pytest.raises(ValueError, match="STACK.LAYER.NAME"):
         series.split_place("lm_head")
+
+
+def test_the_guide_tells_every_series_of_the_monitor():
+    guide = (Path(__file__).parent.parent / "docs" / "guides" / "monitor.md").read_text(encoding="utf-8")
+    of_our_loop = {"sigma_min", "tangency", "alignment"}
+    for key, one in series.SERIES.items():
+        if one.over != "run" and key not in of_our_loop:
+            source = f" ({one.source})" if one.source else ""
+            assert f"| `{key}` | {one.over} | {one.unit.replace('|', chr(92) + '|')} | {one.meaning}{source} |" in guide, key

@@ -17,6 +17,7 @@ import gnomon
 from gnomon import anatomy, residual
 from gnomon.errors import UserError
 from gnomon.models.mlp import MLPConfig, ResidualMLP
+from gnomon.monitor import BlockPlace, Places
 from gnomon.series import SERIES, split_place
 
 
@@ -344,3 +345,26 @@ def test_mistakes_are_told():
         gnomon.Monitor(nn.Linear(3, 3))
     with pytest.raises(UserError, match="must not be negative"):
         gnomon.Monitor(build("llama-sphere"), every=-1)
+
+
+def test_blocks_that_the_user_names():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.first, self.second = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = x + self.first(x).relu()
+            return x + self.second(self.norm(x)).relu()
+
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Block() for _ in range(3)))
+    blocks = tuple(BlockPlace("mine", i, block, (("first", block.first), ("second", block.norm))) for i, block in enumerate(net))
+    monitor = gnomon.Monitor(net, every=1, at=Places((), blocks, ()))
+    x = torch.randn(4, 6, 8)
+    net(x).sum().backward()
+    record = monitor.before_step(0)
+    assert list(record["angle"]) == [f"mine.{i}.{name}" for i in range(3) for name in ("first", "second")]
+    middle = x + net[0].first(x).relu()
+    assert record["stream_norm"]["mine.0.first"] == pytest.approx(middle.square().sum(-1).mean().sqrt().item(), rel=1e-5)
+    assert record["stream_norm"]["mine.0.second"] == pytest.approx(net[0](x).square().sum(-1).mean().sqrt().item(), rel=1e-5)
