@@ -18,7 +18,7 @@ import gnomon
 SOURCE = Path(gnomon.__file__).parent
 
 FLOORS = [
-    {"errors", "files", "lazy", "progress", "ranges", "run_folder", "series", "sharding"},
+    {"diagnosis", "errors", "files", "lazy", "progress", "ranges", "run_folder", "series", "sharding"},
     {"geometry", "checkpoints", "data", "report"},
     {"anatomy"},
     {"residual", "optim", "continuity"},
@@ -138,7 +138,7 @@ def test_every_module_has_a_name_of_its_own():
     rooms = {path.parent.name for path in FILES.values() if path.name == "__init__.py"}
     assert [name for name, count in names.items() if count > 1] == []
     # A file that bears a room's name holds the class of that name.
-    assert {name for name in names if name in rooms} <= {"anatomy", "report"}
+    assert {name for name in names if name in rooms} <= {"anatomy", "diagnosis", "report"}
 
 
 def run(code: str) -> str:

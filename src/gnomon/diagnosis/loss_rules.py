@@ -1,0 +1,68 @@
+"""Rules that look at the loss together with what is inside: a stall that will last, a spike that is coming."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from gnomon.diagnosis.readings import by_place, ratio, usual
+from gnomon.diagnosis.rule import Record, Rule, Scores
+
+NEAR = 0.3
+"""Nats around the entropy of single tokens within which a loss that stands still is a stall there."""
+
+STALL_STEPS = 20
+"""Steps over which progress is counted, at least; later a fifth of those so far."""
+
+HISTORY = 20
+"""Records before the newest that give the usual gradient norm."""
+
+
+def progress_at_unigram(records: Sequence[Record]) -> Scores:
+    """How much lower the loss is in the second half of the last steps than in the first, where it is about the entropy of single
+    tokens or above."""
+    now = records[-1]
+    begin = now["step"] - max(STALL_STEPS, now["step"] / 5)
+    if begin < records[0]["step"]:
+        return {}
+    window = [record["loss"] for record in records if record["step"] > begin]
+    if len(window) < 4 or statistics.fmean(window) < now["unigram"] - NEAR:
+        return {}
+    half = len(window) // 2
+    return {"run": statistics.fmean(window[:half]) - statistics.fmean(window[half:])}
+
+
+def gradient_and_logits(records: Sequence[Record]) -> Scores:
+    """The gradient norm over its usual one, or the growth of the largest logit over the same records, whichever is less."""
+    past = records[-1 - HISTORY : -1]
+    if len(past) < 3:
+        return {}
+    logits = [max(by_place(record, "attention_logit_max").values()) for record in (past[0], records[-1])]
+    norm = ratio(records[-1]["grad_norm"], usual([record["grad_norm"] for record in past]))
+    return {"run": min(norm, ratio(logits[1], logits[0]))}
+
+
+STALL = Rule(
+    "stall",
+    ("loss", "unigram"),
+    progress_at_unigram,
+    limit=0.02,
+    below=True,
+    what="the loss stands at the entropy of single tokens (it fell by {value:.3f} within the last steps)",
+    why="The model knows how frequent tokens are and nothing of their order; runs that stand here seldom leave it",
+    remedy="model.head_bias=true, a bounded turn on the sphere (model.residual_options.clamp=0.785), a longer warm-up, a lower rate",
+    lasting=10,
+)
+
+SPIKE = Rule(
+    "spike-coming",
+    ("grad_norm", "attention_logit_max"),
+    gradient_and_logits,
+    limit=2.0,
+    what="gradient norm and attention logits have grown {value:.3g}-fold together",
+    why="The two rise together before the loss does (arXiv 2309.14322)",
+    remedy="bound the logits (model.qk_norm, Stiefel on query and key, optim.logit_clip), clip harder, or lower the rate now",
+    lasting=1,
+)
+
+RULES = (STALL, SPIKE)
