@@ -3,6 +3,7 @@
 RUN/recipe.json          what was asked for
 RUN/environment.json     where it ran
 RUN/metrics.jsonl        what came out: one JSON object a line, written line by line
+RUN/warnings.jsonl       only where there was one: what `gnomon.diagnosis` said of these records, and when
 RUN/postmortem.json      only where numbers stopped being finite
 RUN/checkpoints/step-00000300/
 """
@@ -21,6 +22,7 @@ from gnomon.files import restored
 RECIPE = "recipe.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
+WARNINGS = "warnings.jsonl"
 POSTMORTEM = "postmortem.json"
 CHECKPOINTS = "checkpoints"
 

@@ -9,7 +9,7 @@ import pytest
 
 from gnomon.errors import UserError
 from gnomon.run_folder import read_metrics
-from gnomon.train import preset, replace, train
+from gnomon.train import preset, replace, to_dict, train
 from gnomon.train.sinks import SINKS, Sinks, scalars
 
 RECIPE = replace(
@@ -67,7 +67,7 @@ def test_clients_get_settings_numbers_and_the_end(tmp_path, fakes, name, monkeyp
 
 def test_a_resumed_wandb_run_keeps_its_id(tmp_path, fakes):
     for _ in range(2):
-        Sinks(["wandb"], tmp_path, RECIPE).close()
+        Sinks(["wandb"], tmp_path, to_dict(RECIPE)).close()
     ids = [call[1]["id"] for call in fakes() if call[0] == "init"]
     assert len(ids) == 2 and ids[0] == ids[1]
 
@@ -97,8 +97,8 @@ def test_a_sink_of_ones_own(tmp_path, monkeypatch):
     steps = []
 
     class Mine:
-        def __init__(self, folder, recipe, step):
-            steps.append((folder.name, recipe.steps, step))
+        def __init__(self, folder, settings, step):
+            steps.append((folder.name, settings["steps"], step))
 
         def write(self, record):
             steps.append(record["step"])

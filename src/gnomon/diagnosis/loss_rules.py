@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from gnomon.diagnosis.readings import by_place, ratio, usual
 from gnomon.diagnosis.rule import Record, Rule, Scores
 
-NEAR = 0.3
+NEAR = 0.1
 """Nats around the entropy of single tokens within which a loss that stands still is a stall there."""
 
-STALL_STEPS = 20
-"""Steps over which progress is counted, at least; later a fifth of those so far."""
+STALL_STEPS = 40
+"""Steps over which progress is counted, at least; later a quarter of those so far."""
 
 HISTORY = 20
 """Records before the newest that give the usual gradient norm."""
@@ -22,7 +22,7 @@ def progress_at_unigram(records: Sequence[Record]) -> Scores:
     """How much lower the loss is in the second half of the last steps than in the first, where it is about the entropy of single
     tokens or above."""
     now = records[-1]
-    begin = now["step"] - max(STALL_STEPS, now["step"] / 5)
+    begin = now["step"] - max(STALL_STEPS, now["step"] / 4)
     if begin < records[0]["step"]:
         return {}
     window = [record["loss"] for record in records if record["step"] > begin]

@@ -26,6 +26,7 @@ NAMES = {
     "recipe": "everything together against tuned baselines",
     "auto": "whether the assignment that decides by itself keeps up with the best of the others",
     "map": "which residual and optimizer at which depth, length, width, rate and batch",
+    "warnings": "whether warnings come before the loss shows a failure, and only then",
 }
 SCALES = ("smoke", "tiny", "small", "paper")
 

@@ -77,6 +77,10 @@ class MLPRecipe:
             "memory": 4.0 * (5 * weights + 3 * m.layers * m.width * self.batch), "here": flops / 2e10, "there": flops / 4e13,
         }  # fmt: skip
 
+    def train(self, folder: Path) -> dict[str, Any]:
+        """Run from the start in `folder`; returns the outcome."""
+        return train(self, folder)
+
 
 def train(recipe: MLPRecipe, folder: Path) -> dict[str, Any]:
     """Run the recipe in `folder` from the start (a run takes seconds) and return its outcome."""

@@ -68,9 +68,7 @@ def perform(run: PlannedRun, study_folder: Path, processes: int = 1) -> Outcome:
     if isinstance(run.recipe, Recipe):
         found = _language_model(run, folder, processes)
     else:
-        from gnomon.studies import mlp_run
-
-        found = mlp_run.train(run.recipe, folder)
+        found = run.recipe.train(folder)
     write_json(folder / "outcome.json", found)
     if run.tuning:
         # What a tuning run leaves is a number and its curve.

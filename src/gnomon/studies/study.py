@@ -28,7 +28,8 @@ class Variant:
 
     Args:
         name: as shown.
-        recipe: what runs; its learning rate is the first guess. A `Recipe` or an `MLPRecipe`.
+        recipe: what runs; its learning rate is the first guess. A `Recipe`; or what has its `at`, `shortened`,
+            `steps` and `tokens_per_step`, and `train(folder)`, `to_dict()` and `expected()`, as an `MLPRecipe`.
         rates: learning rates to tune over, ascending; a single one is taken as it is.
         baseline: name of the variant it is compared with; None for a baseline.
         group: variants of one group are drawn together.

@@ -92,7 +92,7 @@ def train(watched: WatchedRecipe, folder: Path) -> dict[str, Any]:
             moves = optimizer.build(model, recipe.optim)
         write_json(folder / RECIPE, watched.to_dict())
         write_environment(folder, parameters=sum(p.numel() for p in model.parameters()))
-        metrics, monitor = Metrics(folder, 0), Monitor(model, every=watched.every)
+        metrics, monitor = Metrics(folder, 0), Monitor(model, every=watched.every, since_start=False)
         unigram = entropy([int(count) for count in data.frequencies(run.tokens, recipe.model.vocab_size)])
         record: dict[str, Any] = {"unigram": unigram}
         for step in range(1, recipe.steps + 1):
@@ -113,7 +113,7 @@ def train(watched: WatchedRecipe, folder: Path) -> dict[str, Any]:
             moves.step()
             record |= monitor.after_step(step)
             if step % watched.every == 0 or step == recipe.steps:
-                losses.append(evaluate(model, run.val, run.micro, run.autocast))
+                losses.append(evaluate(model, run.val, len(run.val[0]), run.autocast))
                 record["val_loss"] = losses[-1]
             metrics.write(record)
             record = {}

@@ -34,7 +34,7 @@ from gnomon.train.distributed import (
     no_gradient_sync,
     process_group,
 )
-from gnomon.train.recipe import Recipe
+from gnomon.train.recipe import Recipe, to_dict
 from gnomon.train.run_data import fit_to_data
 from gnomon.train.run_lock import only_one
 from gnomon.train.run_setup import Run, announcement, resume_or_start, rows, set_up, standing
@@ -81,7 +81,7 @@ def train(
         for line in (announcement(run), extended, standing(run, progress)) if ranks.main else ():
             if line:
                 tell(line)
-        outlets = Sinks(sinks, run.folder, recipe, progress["step"]) if ranks.main else None
+        outlets = Sinks(sinks, run.folder, to_dict(recipe), progress["step"]) if ranks.main else None
         with contextlib.closing(Metrics(run.folder, progress["step"], outlets, writes=ranks.main)) as metrics:
             return run_steps(run, progress, metrics)
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import gnomon
+from gnomon.diagnosis import Diagnosis, RunWarning
 from gnomon.errors import UserError
 from gnomon.files import atomic, read_json, spelled, write_json
-from gnomon.run_folder import ENVIRONMENT, METRICS, RECIPE, checkpoint_folders, read_metrics, step_of
+from gnomon.run_folder import ENVIRONMENT, METRICS, RECIPE, WARNINGS, checkpoint_folders, read_metrics, step_of
 from gnomon.train.recipe import Recipe, difference, from_dict, to_dict
 from gnomon.train.schedule import ratio
 from gnomon.train.sinks import Sink
@@ -115,32 +118,50 @@ def write_environment(folder: Path, **facts: Any) -> None:
 
 
 class Metrics:
-    """Appends records to `metrics.jsonl`, one JSON object a line, flushed line by line, and hands them to the sinks.
+    """Appends records to `metrics.jsonl`, one JSON object a line, flushed line by line, and hands them to the sinks; warnings that
+    begin with a record go to `warnings.jsonl`.
 
     A number that is not finite (a validation loss that overflowed) is spelled, since JSON has none: "nan", "inf".
 
     Opening drops the records after `step` (made by a process killed after its last checkpoint), and a line cut short.
     Of several processes one `writes`; the others only remember what is recent.
+
+    Attributes:
+        recent: the last fifty records.
+        diagnosis: what rules say of the run so far.
     """
 
     def __init__(self, folder: Path, step: int, sinks: Sink | None = None, *, writes: bool = True):
-        self._sinks = sinks
-        self.path = folder / METRICS
+        self._sinks, self._writes = sinks, writes
+        self.path, self._warnings = folder / METRICS, folder / WARNINGS
         self.recent: list[dict[str, Any]] = []
+        self.diagnosis = Diagnosis()
         if self.path.exists():
             kept = [record for record in read_metrics(folder) if record["step"] <= step]
+            begun = [warning for record in kept for warning in self.diagnosis.take(record)]
             if writes:
                 with atomic(self.path, "w") as file:
                     file.writelines(json.dumps(spelled(record)) + "\n" for record in kept)
+                self._warnings.unlink(missing_ok=True)
+                self._write_warnings(begun)
             self.recent = kept[-50:]
         self._file = open(self.path if writes else os.devnull, "a", encoding="utf-8")
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: dict[str, Any]) -> list[RunWarning]:
+        """Add a record; returns the warnings that begin with it."""
         self._file.write(json.dumps(spelled(record), allow_nan=False) + "\n")
         self._file.flush()
         if self._sinks is not None:
             self._sinks.write(record)
         self.recent = [*self.recent[-49:], record]
+        begun = self.diagnosis.take(record)
+        self._write_warnings(begun)
+        return begun
+
+    def _write_warnings(self, begun: Sequence[RunWarning]) -> None:
+        if begun and self._writes:
+            with open(self._warnings, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(spelled(dataclasses.asdict(one)), allow_nan=False) + "\n" for one in begun)
 
     def close(self) -> None:
         self._file.close()

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gnomon.errors import UserError, check_name
-from gnomon.train.recipe import Recipe, to_dict
 
 
 class Sink(Protocol):
@@ -37,7 +36,7 @@ class Sinks:
     Args:
         names: of `SINKS`.
         folder: of the run; its name is the run's name.
-        recipe: goes to sinks that keep settings.
+        settings: of the run, plain values; they go to sinks that keep settings.
         step: how far the run is. What a killed process logged after its last checkpoint comes once more: tensorboard
             replaces it, wandb and trackio keep what they have (on CPU the same numbers).
 
@@ -45,12 +44,12 @@ class Sinks:
         UserError: a name is unknown, or its package is missing; both before any sink is opened.
     """
 
-    def __init__(self, names: Sequence[str], folder: Path, recipe: Recipe, step: int = 0):
+    def __init__(self, names: Sequence[str], folder: Path, settings: Mapping[str, Any], step: int = 0):
         check_sinks(names)
         self._open: dict[str, Sink] = {}
         for name in dict.fromkeys(names):
             with self._guarded(name):
-                self._open[name] = SINKS[name](folder, recipe, step)
+                self._open[name] = SINKS[name](folder, settings, step)
 
     def write(self, record: Mapping[str, Any]) -> None:
         for name, sink in list(self._open.items()):
@@ -104,7 +103,7 @@ class TensorBoard:
 
     package = "tensorboard"
 
-    def __init__(self, folder: Path, recipe: Recipe, step: int):
+    def __init__(self, folder: Path, settings: Mapping[str, Any], step: int):
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
@@ -122,7 +121,7 @@ class Wandb:
 
     package = "wandb"
 
-    def __init__(self, folder: Path, recipe: Recipe, step: int):
+    def __init__(self, folder: Path, settings: Mapping[str, Any], step: int):
         import wandb  # pyright: ignore[reportMissingImports]
 
         # The id is kept beside the run: a resumed run continues its curves, and a namesake elsewhere has its own.
@@ -134,7 +133,7 @@ class Wandb:
             name=folder.name,
             id=id_file.read_text(encoding="utf-8").strip(),
             dir=str(folder),
-            config=to_dict(recipe),
+            config=dict(settings),
             resume="allow",
         )
 
@@ -150,11 +149,11 @@ class Trackio:
 
     package = "trackio"
 
-    def __init__(self, folder: Path, recipe: Recipe, step: int):
+    def __init__(self, folder: Path, settings: Mapping[str, Any], step: int):
         import trackio  # pyright: ignore[reportMissingImports]
 
         self._module = trackio
-        trackio.init(project=_project("TRACKIO_PROJECT"), name=folder.name, config=to_dict(recipe), resume="allow")
+        trackio.init(project=_project("TRACKIO_PROJECT"), name=folder.name, config=dict(settings), resume="allow")
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._module.log(dict(scalars(record)), step=record["step"])
@@ -167,8 +166,8 @@ def _project(variable: str) -> str:
     return os.environ.get(variable, "gnomon")
 
 
-# A sink of your own is a line here: made with (run folder, recipe, step), after which the run goes on.
-SINKS: dict[str, Callable[[Path, Recipe, int], Sink]] = {
+# A sink of your own is a line here: made with (run folder, settings, step), after which the run goes on.
+SINKS: dict[str, Callable[[Path, Mapping[str, Any], int], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
     "trackio": Trackio,

@@ -1,0 +1,65 @@
+"""A callback for transformers' Trainer. Needs `pip install "gnomon[hf]"`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gnomon.errors import UserError
+from gnomon.integrations.recorder import Recorder, tell
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise UserError('TransformersMonitor needs transformers: pip install "gnomon[hf]"') from error
+
+# What Trainer logs, by our names.
+_NAMES = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr", "eval_loss": "val_loss", "num_input_tokens_seen": "tokens"}
+
+
+class TransformersMonitor(TrainerCallback):
+    """Watches the model of a `transformers.Trainer` and writes a run folder beside its checkpoints.
+
+    >>> Trainer(model, args, train_dataset=…, callbacks=[gnomon.integrations.TransformersMonitor(every=50)])
+
+    Trainer clips gradients before it calls anybody, so gradient norms by matrix are after clipping; `grad_norm`, which it logs, is
+    before. What it logs is written at the step it logs it for. Trainer's own `report_to` stays as it is.
+
+    Args:
+        folder: of the run; OUTPUT_DIR/gnomon for None.
+        every: steps between two measurements.
+        sinks, tell, options: as of `Recorder`.
+    """
+
+    def __init__(self, folder: str | Path | None = None, every: int = 50, *, sinks: Sequence[str] = (), tell=tell, **options: Any):
+        self.folder, self.every, self.sinks, self.tell, self.options = folder, every, sinks, tell, options
+        self.recorder: Recorder | None = None
+        self._step, self._known = 0, dict[str, float]()
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.recorder = Recorder(
+            model, self.folder or Path(args.output_dir) / "gnomon", self.every, log_every=1, step=state.global_step,
+            sinks=self.sinks, settings=args.to_sanitized_dict(), tell=self.tell, writes=state.is_world_process_zero, **self.options,
+        )  # fmt: skip
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self._write()
+        self.recorder.before_step(state.global_step + 1)
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        self._step = state.global_step + 1
+        self.recorder.measure(self._step)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self._known |= {ours: logs[theirs] for theirs, ours in _NAMES.items() if theirs in (logs or {})}
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._write()
+        self.recorder.close()
+
+    def _write(self) -> None:
+        """What is known of the last step: Trainer logs a step after it, so its record waits for the next one."""
+        if self._step:
+            self.recorder.write(self._step, **self._known)
+        self._step, self._known = 0, {}
