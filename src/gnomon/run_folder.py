@@ -1,6 +1,7 @@
 """What lies where in a run folder, and which of its checkpoints is the newest.
 
 RUN/recipe.json          what was asked for
+RUN/settings.json        in place of the recipe, where another trainer was watched: what it was asked for
 RUN/environment.json     where it ran
 RUN/metrics.jsonl        what came out: one JSON object a line, written line by line
 RUN/warnings.jsonl       only where there was one: what `gnomon.diagnosis` said of these records, and when
@@ -20,6 +21,7 @@ from gnomon.errors import UserError
 from gnomon.files import restored
 
 RECIPE = "recipe.json"
+SETTINGS = "settings.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 WARNINGS = "warnings.jsonl"

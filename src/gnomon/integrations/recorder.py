@@ -73,7 +73,7 @@ class Recorder(contextlib.AbstractContextManager):
         if (folder / RECIPE).exists():
             raise UserError(f"{folder} is a run of `gnomon train`, which writes its own records; give another folder")
         self.monitor = Monitor(model, every=every, **options)
-        self._log_every, self._tell, self._record = log_every, tell, dict[str, Any]()
+        self._log_every, self._tell, self._measured = log_every, tell, dict[str, Any]()
         if writes:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / SETTINGS, dict(settings or {}))
@@ -88,24 +88,31 @@ class Recorder(contextlib.AbstractContextManager):
 
     def before_step(self, step: int) -> None:
         """Call between backward and the optimizer, before gradients are clipped."""
-        self._record |= self.monitor.before_step(step)
+        self._measured = self.monitor.before_step(step)
 
     def after_step(self, step: int, **known: float | Tensor | None) -> list[RunWarning]:
         """Call after the optimizer; writes a record where one is due.
 
         Args:
             known: what the loop knows of this step: `loss` (nats a token), `lr`, `grad_norm`, `val_loss`, `tokens`, `unigram` (the
-                entropy of single tokens, once), or anything else.
+                entropy of single tokens, once), or anything else; None for what it does not know.
 
         Returns: the warnings that begin here.
         """
-        measured = self.monitor.after_step(step)
-        if not measured and step % self._log_every and "val_loss" not in known:
-            self._record = {}
+        self.measure(step)
+        return self.write(step, **known)
+
+    def measure(self, step: int) -> None:
+        """The first half of `after_step`, for a trainer that knows the loss of a step only later."""
+        self._measured |= self.monitor.after_step(step)
+
+    def write(self, step: int, **known: float | Tensor | None) -> list[RunWarning]:
+        """The second half."""
+        measured, self._measured = self._measured, {}
+        if not measured and step % self._log_every and known.get("val_loss") is None:
             return []
-        record = {"step": step, **{key: float(value) for key, value in known.items() if value is not None}}
-        begun = self._metrics.write({**record, **self._record, **measured})
-        self._record = {}
+        given = {key: float(value) for key, value in known.items() if value is not None}
+        begun = self._metrics.write({"step": step, **given, **measured})
         for warning in begun:
             self._tell(warning)
         return begun

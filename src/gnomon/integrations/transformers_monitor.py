@@ -43,8 +43,10 @@ class TransformersMonitor(TrainerCallback):
             sinks=self.sinks, settings=args.to_sanitized_dict(), tell=self.tell, writes=state.is_world_process_zero, **self.options,
         )  # fmt: skip
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+    def on_step_begin(self, args, state, control, **kwargs):
         self._write()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self.recorder.before_step(state.global_step + 1)
 
     def on_optimizer_step(self, args, state, control, **kwargs):
@@ -59,7 +61,7 @@ class TransformersMonitor(TrainerCallback):
         self.recorder.close()
 
     def _write(self) -> None:
-        """What is known of the last step: Trainer logs a step after it, so its record waits for the next one."""
+        """Write the last step: Trainer logs a step after it has ended, so its record waits for the next one to begin."""
         if self._step:
             self.recorder.write(self._step, **self._known)
         self._step, self._known = 0, {}
