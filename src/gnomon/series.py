@@ -68,6 +68,7 @@ def _matrix(section: str, title: str, unit: str, meaning: str, source: str = "",
 SERIES: dict[str, Series] = {
     "lr": _optimisation("Learning rate", "", "Of this step."),
     "grad_norm": _optimisation("Gradient norm", "‖g‖", "Of the whole gradient, before clipping."),
+    "unigram": _optimisation("Entropy of single tokens", "nats", "Of the training data: the loss of knowing how frequent each token is."),
     "tokens_per_second": _optimisation("Throughput", "tokens/s", "Of training alone."),
     # Hidden states: h before a sublayer, h' after it; means over tokens.
     "stream_norm": _states("Stream norm", "‖h‖", "Root mean square over tokens of the hidden state's norm after each sublayer."),
@@ -124,8 +125,11 @@ SERIES: dict[str, Series] = {
         for side in ("v1", "u1")
     },
     # Numbers.
+    "lost_to_rounding": _matrix(
+        "Numbers", "Updates lost to rounding", "share", "Entries with a gradient that the step leaves exactly as they are, in the format "
+        "they are kept in."),
     "lost_in_bf16": _matrix(
-        "Numbers", "Updates lost to rounding", "share", "Entries with a gradient whose bf16 value the step does not change: it is below "
+        "Numbers", "Updates that bf16 would lose", "share", "Entries with a gradient whose bf16 value the step does not change: it is below "
         "half a unit in the last place."),
     "gradient_overflow": _matrix("Numbers", "Gradient entries not finite", "entries", "NaN or infinite."),
     "gradient_underflow": _matrix("Numbers", "Gradient entries that vanish", "share", "Zero, or below the smallest normal number of "

@@ -92,7 +92,7 @@ SINK = Rule(
     level="remark",
     what="{where} pays {value:.0%} of its attention to the first token",
     why="These heads do nothing for most tokens; usual in trained models (arXiv 2309.17453), costly for quantisation and long contexts",
-    remedy="nothing, for the loss; a stream of bounded norm (residual sphere) has nothing to feed them from",
+    remedy="nothing, for the loss; a stream of bounded norm (residual bounded-sphere) has nothing to feed them from",
 )
 
 RULES = (SATURATION, GROWING_LOGITS, ONE_TOKEN, SINK)

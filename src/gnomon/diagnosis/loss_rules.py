@@ -50,7 +50,7 @@ STALL = Rule(
     below=True,
     what="the loss stands at the entropy of single tokens (it fell by {value:.3f} within the last steps)",
     why="The model knows how frequent tokens are and nothing of their order; runs that stand here seldom leave it",
-    remedy="model.head_bias=true, a bounded turn on the sphere (model.residual_options.clamp=0.785), a longer warm-up, a lower rate",
+    remedy="model.head_bias=true, a bounded turn on the sphere (residual bounded-sphere), a longer warm-up, a lower rate",
     lasting=10,
 )
 

@@ -33,8 +33,8 @@ COLLAPSE = Rule(
     limit=0.95,
     what="hidden states after {where} are one point (coherence {value:.3f}; 1: all tokens are parallel)",
     why="What follows cannot tell tokens apart: the loss stays at the entropy of single tokens, and the way back has little gradient",
-    remedy="model.head_bias=true, so that the stream need not carry token frequencies (docs/log.md, 2026-11-29); on a sphere bound the "
-    "turn (model.residual_options.clamp=0.785); a lower rate or a longer warm-up",
+    remedy="model.head_bias=true, so that the stream need not carry token frequencies (docs/log.md, 2026-11-29); on a sphere a "
+    "bounded turn (residual bounded-sphere); a lower rate or a longer warm-up",
 )
 
 FORGETTING = Rule(
@@ -46,7 +46,7 @@ FORGETTING = Rule(
     level="remark",
     what="of the state that entered, {value:.1g} is left after {where}",
     why="Turns of more than a right angle in sum forget the token; later blocks have to find it by attention alone",
-    remedy="decay the turn over depth (model.residual_options.decay=harmonic), bound it (clamp=0.785), or use fewer sublayers",
+    remedy="turns that are bounded and decay over depth (residual bounded-sphere), or fewer sublayers",
 )
 
 IDLE_BLOCKS = Rule(
@@ -58,7 +58,7 @@ IDLE_BLOCKS = Rule(
     level="remark",
     what="{where} turns the states by {value:.2g} radians only",
     why="A block that turns nothing can be left out; in Pre-LN the stream outgrows what late blocks add (arXiv 2502.05795)",
-    remedy="a residual whose share does not fall with depth (layernorm-scaling, peri-norm, sphere), or fewer layers",
+    remedy="a branch whose share does not fall with depth (residual layernorm-scaling, peri-norm, bounded-sphere), or fewer layers",
 )
 
 MASSIVE = Rule(
@@ -69,7 +69,7 @@ MASSIVE = Rule(
     level="remark",
     what="one entry of the states after {where} is {value:,.0f} times the median",
     why="Such channels act as constant biases (arXiv 2402.17762): they take the range of low-precision formats, and make heads sinks",
-    remedy="a stream of bounded norm (residual sphere, peri-norm), an fp32 stream (model.stream=float32), model.qk_norm",
+    remedy="a stream of bounded norm (residual bounded-sphere), an fp32 stream (model.stream=float32), model.qk_norm",
 )
 
 RULES = (COLLAPSE, FORGETTING, IDLE_BLOCKS, MASSIVE)

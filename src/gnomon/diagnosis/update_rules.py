@@ -63,7 +63,7 @@ GRADIENT_JUMP = Rule(
     limit=10.0,
     what="the gradient of {where} is {value:.3g} times its usual norm",
     why="A gradient that grows in some roles and not in others announces a spike of the loss (arXiv 2309.14322)",
-    remedy="clip (optim.clip=1), lower the rate, or take the role off the stream's free norm (residual sphere; Stiefel)",
+    remedy="clip (optim.clip=1), lower the rate, or take the role off the stream's free norm (residual bounded-sphere; Stiefel)",
     lasting=1,
 )
 

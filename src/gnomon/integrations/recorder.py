@@ -111,7 +111,7 @@ class Recorder(contextlib.AbstractContextManager):
         measured, self._measured = self._measured, {}
         if not measured and step % self._log_every and known.get("val_loss") is None:
             return []
-        given = {key: float(value) for key, value in known.items() if value is not None}
+        given = {key: value.item() if isinstance(value, Tensor) else float(value) for key, value in known.items() if value is not None}
         begun = self._metrics.write({"step": step, **given, **measured})
         for warning in begun:
             self._tell(warning)

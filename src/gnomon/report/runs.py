@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -10,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gnomon.diagnosis import RunWarning, diagnose
 from gnomon.errors import UserError
 from gnomon.files import read_json
 from gnomon.progress import duration, quantity
 from gnomon.report.chart_data import drawable, smooth
 from gnomon.report.tables import is_number
-from gnomon.run_folder import ENVIRONMENT, METRICS, POSTMORTEM, RECIPE, read_metrics
+from gnomon.run_folder import ENVIRONMENT, METRICS, POSTMORTEM, RECIPE, SETTINGS, read_metrics
 
 # How `summary` is shown: keywords for `report.show`, `report.table` and `Page.table`.
 SUMMARY: dict[str, Any] = {
@@ -24,7 +26,8 @@ SUMMARY: dict[str, Any] = {
         "loss": "train loss (nats/token)", "val_loss": "final val loss (nats/token)",
         "best_val_loss": "best val loss (nats/token)", "bits_per_byte": "final val loss (bits/byte)",
         "tokens_per_second": "tokens/s", "max_stream_norm": "max stream norm (‖h‖)",
-        "max_attention_logit": "max attention logit (nats)", "seconds": "wall time (h:mm:ss)",
+        "max_attention_logit": "max attention logit (nats)", "first_warning": "first warning",
+        "seconds": "wall time (h:mm:ss)",
     },
     "formats": {
         "parameters": quantity, "tokens": quantity, "tokens_per_second": quantity, "seconds": duration,
@@ -50,6 +53,14 @@ class Run:
         """The finite numbers that were recorded under `key`."""
         return [row[key] for row in self.metrics if drawable(row.get(key))]
 
+    @functools.cached_property
+    def warnings(self) -> list[RunWarning]:
+        """What `gnomon.diagnosis` says of these records: the first of each rule, in order."""
+        first: dict[str, RunWarning] = {}
+        for one in diagnose(self.metrics):
+            first.setdefault(one.rule, one)
+        return list(first.values())
+
     def last(self, key: str) -> Any:
         """What was recorded last under `key`, NaN included; None when nothing ever was."""
         return next((row[key] for row in reversed(self.metrics) if key in row), None)
@@ -70,7 +81,9 @@ def read_run(folder: Path) -> Run:
         why = "is missing" if not (folder / METRICS).is_file() else "holds no line that is a JSON object with a \"step\""
         raise UserError(f"{folder / METRICS} {why}, so there is nothing to report. Is {folder} a run folder, and did the "
                         "run reach its first step?")
-    recipe, environment, postmortem = (_read_dict(folder / name, notes) for name in (RECIPE, ENVIRONMENT, POSTMORTEM))
+    # Of a run that another trainer made there are settings, and no recipe.
+    asked = RECIPE if (folder / RECIPE).is_file() else SETTINGS
+    recipe, environment, postmortem = (_read_dict(folder / name, notes) for name in (asked, ENVIRONMENT, POSTMORTEM))
     name = str((recipe or {}).get("name") or folder.resolve().name)
     return Run(folder, name, recipe or {}, environment or {}, metrics, postmortem, notes)
 
@@ -97,8 +110,8 @@ def summary(folder: Path | Run) -> dict[str, Any]:
 
     Keys: name, state, parameters, tokens, loss (training, smoothed; nats a token), val_loss (last; nats a token),
     best_val_loss, bits_per_byte (of val_loss, by the average bytes a token of the validation text: it compares
-    runs whose tokenizers differ), tokens_per_second (median), max_stream_norm, max_attention_logit, seconds. What
-    was not recorded is None.
+    runs whose tokenizers differ), tokens_per_second (median), max_stream_norm, max_attention_logit, first_warning,
+    seconds. What was not recorded is None.
 
     Raises:
         UserError: as `read_run`.
@@ -119,6 +132,7 @@ def summary(folder: Path | Run) -> dict[str, Any]:
         "tokens_per_second": _throughput(run),
         "max_stream_norm": _largest(run, "stream_norm"),
         "max_attention_logit": _largest(run, "attention_logit_max"),
+        "first_warning": next((f"{one.rule}, step {one.step}" for one in run.warnings if one.level == "warning"), None),
         "seconds": run.last("seconds"),
     }
 

@@ -25,7 +25,7 @@ from gnomon.report.page import Page
 from gnomon.report.runs import SUMMARY, Run, numbers, read_runs, summary
 
 # Bookkeeping and places rather than results; the two losses have a section of their own.
-_NOT_MEASURES = {"step", "tokens", "seconds", "loss", "val_loss", "massive_channel", "massive_position"}
+_NOT_MEASURES = {"step", "tokens", "seconds", "loss", "val_loss", "unigram", "massive_channel", "massive_position"}
 _STEP = Axis("step")
 _OTHERS = (Axis("tokens"), Axis("seconds", "seconds of training"))
 _HALF, _THIRD = (330, 210), (220, 150)
@@ -56,6 +56,10 @@ def run_page(runs: Sequence[Run], title: str | None = None) -> Page:
             told = {key: value for key, value in flatten(run.postmortem).items() if not isinstance(value, list)}
             page.flags([f"{key.replace('_', ' ')}: {value}" for key, value in told.items()],
                        title=f"{run.name} stopped before the update", level="error")
+    for run in runs:
+        for level, title in (("warning", "warnings"), ("remark", "remarks")):
+            said = [str(one) for one in run.warnings if one.level == level]
+            page.flags(said, title=f"{run.name}: {title}, when they began", level="warning" if level == "warning" else "note")
     page.flags([note for run in runs for note in run.notes], title="Read with care")
     page.table([summary(run) for run in runs], **SUMMARY)
     differing, common = _settings(runs)
