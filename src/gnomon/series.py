@@ -129,8 +129,8 @@ SERIES: dict[str, Series] = {
         "Numbers", "Updates lost to rounding", "share", "Entries with a gradient that the step leaves exactly as they are, in the format "
         "they are kept in."),
     "lost_in_bf16": _matrix(
-        "Numbers", "Updates that bf16 would lose", "share", "Entries with a gradient whose bf16 value the step does not change: it is below "
-        "half a unit in the last place."),
+        "Numbers", "Updates that bf16 would lose", "share", "Entries with a gradient whose bf16 value the step does not change: it is "
+        "below half a unit in the last place."),
     "gradient_overflow": _matrix("Numbers", "Gradient entries not finite", "entries", "NaN or infinite."),
     "gradient_underflow": _matrix("Numbers", "Gradient entries that vanish", "share", "Zero, or below the smallest normal number of "
                                   "their format."),

@@ -11,11 +11,11 @@ import torch
 
 from gnomon import report
 from gnomon.errors import UserError
+from gnomon.files import write_json
 from gnomon.integrations import Recorder
 from gnomon.models import Transformer, tiny
 from gnomon.run_folder import SETTINGS, WARNINGS, read_metrics
 from gnomon.train import preset, to_dict
-from gnomon.files import write_json
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -12,7 +12,7 @@ import pytest
 from gnomon import studies
 from gnomon.diagnosis import RULES, Rule
 from gnomon.errors import UserError
-from gnomon.studies import warning_records, warning_verdict, warnings_study
+from gnomon.studies import warning_page, warning_records, warning_verdict, warnings_study
 from gnomon.studies.warning_verdict import WatchedRun, failure_shows, judge, shares
 from gnomon.studies.watched_run import WatchedRecipe
 
@@ -115,7 +115,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 def test_the_page_says_what_its_records_say():
     """The figures of docs/results/warnings.md come from the file beside it, by the rules as they are."""
     page = (RECORDS.parents[1] / "warnings.md").read_text(encoding="utf-8")
-    assert warning_records.tables(warning_records.unpack(RECORDS)).strip() in page
+    assert warning_page.text(warning_records.unpack(RECORDS)).strip() in page
 
 
 def test_recipes_of_watched_runs():

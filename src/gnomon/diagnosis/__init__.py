@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnomon.diagnosis.diagnosis import RULES, Diagnosis, diagnose
+from gnomon.diagnosis.diagnosis import RULES, Diagnosis, course, diagnose
 from gnomon.diagnosis.rule import Rule, RunWarning
 
-__all__ = ["RULES", "Diagnosis", "Rule", "RunWarning", "diagnose"]
+__all__ = ["RULES", "Diagnosis", "Rule", "RunWarning", "course", "diagnose"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gnomon.diagnosis import attention_rules, loss_rules, state_rules, update_rules
-from gnomon.diagnosis.rule import Record, Rule, RunWarning
+from gnomon.diagnosis.rule import Record, Rule, RunWarning, Scores
 
 RULES: tuple[Rule, ...] = attention_rules.RULES + state_rules.RULES + update_rules.RULES + loss_rules.RULES
 
@@ -42,20 +42,35 @@ class Diagnosis:
         return _in_order(eye.holds for eye in self._eyes if eye.holds is not None)
 
 
+def course(records: Iterable[Record], rule: Rule) -> list[tuple[int, Scores]]:
+    """(step, the rule's statistic by place) over a run, where there is one."""
+    diagnosis = Diagnosis([rule])
+    (eye,) = diagnosis._eyes
+    found = []
+    for record in records:
+        diagnosis.take(record)
+        if eye.scores:
+            found.append((record["step"], eye.scores))
+    return found
+
+
 class _Eye:
     """One rule over one run."""
 
     def __init__(self, rule: Rule):
-        self.rule, self.holds = rule, None
+        self.rule = rule
+        self.holds: RunWarning | None = None
+        self.scores: Scores = {}
         self._seen: deque[Record] = deque(maxlen=rule.memory)
         self._streak, self._since = 0, 0
 
     def take(self, record: Record) -> RunWarning | None:
         rule, step = self.rule, record["step"]
+        self.scores = {}
         if any(record.get(key) is None for key in rule.reads):
             return None
         self._seen.append({key: record[key] for key in ("step", *rule.reads)})
-        scores = rule.statistic(list(self._seen))
+        scores = self.scores = rule.statistic(list(self._seen))
         if not any(map(rule.reached, scores.values())):
             self._streak, self.holds = 0, None
             return None

@@ -1,8 +1,5 @@
 """The records of many watched runs in one small file, from which warnings are judged again without a run.
 
-    python -m gnomon.studies.warning_records docs/results/outcomes/warnings.jsonl.gz               print the tables
-    python -m gnomon.studies.warning_records FILE STUDY_FOLDER                                     make the file of a study
-
 One JSON object a line, gzipped: a run's name, seed, half, kind and twin; the loss of every step; and, as columns over the measured
 records, all that a rule reads, to four digits, heads reduced as `gnomon.series` says.
 """
@@ -13,18 +10,15 @@ import gzip
 import io
 import json
 import math
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gnomon import report
 from gnomon.diagnosis import RULES
 from gnomon.diagnosis.readings import by_place
 from gnomon.errors import UserError
 from gnomon.files import atomic, restored, spelled
 from gnomon.series import known
-from gnomon.studies import warning_verdict
 from gnomon.studies.warning_verdict import WatchedRun
 
 EVERY_STEP = ("loss", "grad_norm")
@@ -51,7 +45,7 @@ def unpack(file: Path) -> list[WatchedRun]:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             return [_unpacked(restored(json.loads(line))) for line in lines]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} holds no records of watched runs ({error}); make it with gnomon.studies.warning_records") from error
+        raise UserError(f"{file} holds no records of watched runs ({error}); make it with gnomon.studies.warning_page") from error
 
 
 def _packed(run: WatchedRun) -> dict[str, Any]:
@@ -91,32 +85,3 @@ def _unpacked(line: dict[str, Any]) -> WatchedRun:
 
 def _short(value: float | None) -> float | None:
     return float(f"{value:.4g}") if value is not None and math.isfinite(value) else value
-
-
-def tables(runs: Sequence[WatchedRun]) -> str:
-    """What the page of the results shows, in Markdown."""
-    judged = warning_verdict.judge(runs)
-    parts = []
-    for half, title in (("judged", "Runs that thresholds were not fixed on"), ("set", "Runs that they were fixed on")):
-        at = warning_verdict.shares(judged, half)
-        parts.append(
-            f"**{title}.** {at['failed']} failed, {at['healthy']} healthy. Caught before the loss shows it: {at['caught']:.0%}; "
-            f"median lead {at['lead']:g} steps. False alarms: {at['false']:.1%} of healthy runs."
-        )
-        parts.append(report.markdown(warning_verdict.by_kind(judged, half)))
-        if rows := warning_verdict.missed(judged, half):
-            parts.append(report.markdown(rows))
-    parts.append(report.markdown(warning_verdict.by_rule(judged)))
-    return "\n\n".join(parts) + "\n"
-
-
-def main(file: str, study_folder: str | None = None) -> None:
-    if study_folder is not None:
-        from gnomon.studies import warnings_study
-
-        pack(warnings_study.runs_in(Path(study_folder)), Path(file))
-    print(tables(unpack(Path(file))))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,0 +1,76 @@
+"""What docs/results/warnings.md says of the records beside it, made from them alone.
+
+    python -m gnomon.studies.warning_page docs/results/outcomes/warnings.jsonl.gz              judge again, and print
+    python -m gnomon.studies.warning_page FILE runs/study-warnings-tiny                        make the file of a study's runs first
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gnomon import report
+from gnomon.diagnosis import RULES, Rule, course
+from gnomon.studies import warning_records, warning_verdict, warnings_study
+from gnomon.studies.warning_verdict import Judged, WatchedRun
+
+HALVES = (("judged", "Runs that no limit was fixed on"), ("set", "Runs that the limits were fixed on"))
+
+
+def text(runs: Sequence[WatchedRun]) -> str:
+    """Shares, tables and, rule by rule, the evidence; Markdown."""
+    judged = warning_verdict.judge(runs)
+    parts = []
+    for half, title in HALVES:
+        at = warning_verdict.shares(judged, half)
+        parts += [
+            f"## {title}",
+            f"{at['failed']} runs failed, {at['healthy']} were healthy. **Caught before the loss shows it: {at['caught']:.0%}**, by a median "
+            f"of {at['lead']:g} steps. **False alarms: {at['false']:.1%}** of the healthy runs.",
+            report.markdown(warning_verdict.by_kind(judged, half)),
+        ]
+        if rows := warning_verdict.missed(judged, half):
+            parts += ["Missed, warned of for nothing, or not failed though they were made to:", report.markdown(rows)]
+    parts += ["## Rule by rule", report.markdown(warning_verdict.by_rule(judged))]
+    for rule in RULES:
+        parts += [f"### {rule.name}", _evidence(rule, judged)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _evidence(rule: Rule, judged: Sequence[Judged]) -> str:
+    """How far healthy runs are from the limit, where the rule spoke, and what it said there first."""
+    said = [f"{rule.why}."]
+    healthy = [extreme(rule, one.run) for one in judged if one.fate == "healthy"]
+    if found := [value for value in healthy if value is not None]:
+        worst = (min if rule.below else max)(found)
+        said.append(f"Of {len(found)} healthy runs that it looked at, the worst came to {worst:.3g}, {rule.lasting} measurements in a row; "
+                    f"the limit is {rule.limit:g}.")  # fmt: skip
+    spoke = [(one, next((w for w in one.warnings if w.rule == rule.name), None)) for one in judged]
+    kinds: dict[str, int] = {}
+    for one, warning in spoke:
+        if warning is not None:
+            kinds[one.run.kind] = kinds.get(one.run.kind, 0) + 1
+    first = next(((one, warning) for one, warning in spoke if warning is not None), None)
+    if first is None:
+        return " ".join([*said, "It spoke in none of these runs: what shows that it can is its test alone."])
+    said.append("It spoke in " + ", ".join(f"{count} of “{kind}”" for kind, count in kinds.items()) + ".")
+    one, warning = first
+    return " ".join(said) + f"\n\n> {one.run.name}, seed {one.run.seed}, step {warning.step}: {warning.what}."
+
+
+def extreme(rule: Rule, run: WatchedRun) -> float | None:
+    """The statistic of a run that is nearest the limit, or furthest beyond, for as long as the rule asks; None where it saw nothing."""
+    values = [(min if rule.below else max)(scores.values()) for _, scores in course(run.records, rule)]
+    lasting = [(max if rule.below else min)(values[i : i + rule.lasting]) for i in range(len(values) - rule.lasting + 1)]
+    return (min if rule.below else max)(lasting) if lasting else None
+
+
+def main(file: str, study_folder: str | None = None) -> None:
+    if study_folder is not None:
+        warning_records.pack(warnings_study.runs_in(Path(study_folder)), Path(file))
+    print(text(warning_records.unpack(Path(file))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
