@@ -163,6 +163,11 @@ def test_steps_that_bf16_does_not_notice():
     narrow = V.bfloat16()
     assert matrix_numbers.lost_in_bf16((narrow.float() + step).bfloat16(), narrow, G).item() == pytest.approx(2 / 4)
     assert matrix_numbers.lost_in_bf16(V, V, torch.zeros_like(G)).isnan()
+    # In the format they are kept in: fp32 loses the billionth beside 1 alone.
+    assert matrix_numbers.lost_to_rounding((narrow.float() + step).bfloat16(), narrow, G).item() == pytest.approx(2 / 4)
+    assert matrix_numbers.lost_to_rounding(V + step, V, G).item() == pytest.approx(1 / 4)
+    assert matrix_numbers.lost_to_rounding(V, V, G).item() == 1
+    assert matrix_numbers.lost_to_rounding(V, V, torch.zeros_like(G)).isnan()
     assert matrix_numbers.relative(2 * V, V).item() == pytest.approx(1) and matrix_numbers.relative(V, 0 * V).isnan()
 
 

@@ -12,8 +12,8 @@ import pytest
 from gnomon import studies
 from gnomon.diagnosis import RULES, Rule
 from gnomon.errors import UserError
-from gnomon.studies import warning_page, warning_records, warning_verdict, warnings_study
-from gnomon.studies.warning_verdict import WatchedRun, failure_shows, judge, shares
+from gnomon.studies import warning_records, warning_verdict, warnings_study
+from gnomon.studies.warning_verdict import WatchedRun, judge, shares
 from gnomon.studies.watched_run import WatchedRecipe
 
 RECORDS = Path(__file__).parents[2] / "docs/results/outcomes/warnings.jsonl.gz"
@@ -28,19 +28,23 @@ def run(name: str, losses, noise=(), kind="healthy", twin="", half="judged") -> 
     return WatchedRun(name, 0, half, kind, twin, tuple(records))
 
 
-@pytest.mark.parametrize("losses, shown", [
-    ([3.0, 2.5, 2.0, 1.9], None),                     # ends as its twin
-    ([3.0, 2.5, 2.05, 1.99], None),                   # within a tenth
-    ([3.0, 2.5, 2.55, 2.61], 40),                     # rises by more than a tenth above its lowest
-    ([3.0, 2.5, 2.7, 2.5], 30),                       # the first time it does, not the last
-    ([3.0, 2.9, 2.8, 2.7], 20),                       # never rises: from where it stays behind its twin
-    ([3.2, 2.5, 2.8, 1.9], None),                     # a spike that it came back from
-    ([3.0, 2.5, math.nan], 30),
-    ([3.0, 2.5, 2.0, math.inf], 40),
+@pytest.mark.parametrize("losses, failed, shown, behind", [
+    ([3.0, 2.5, 2.0, 1.9], False, None, None),        # ends as its twin
+    ([3.0, 2.5, 2.05, 1.99], False, None, None),      # within a tenth
+    ([3.2, 2.5, 2.8, 1.9], False, None, None),        # a spike that it came back from
+    ([3.0, 2.5, 2.3, 2.41], True, 40, 30),            # rises by more than a tenth above its lowest
+    ([3.0, 2.5, 2.7, 2.5], True, 30, 30),             # the first time it does, not the last
+    ([3.0, 2.95, 2.8, 2.5], True, 20, 20),            # stands still for a quarter of the run
+    ([3.0, 2.8, 2.6, 2.4], True, 40, 20),             # falls to the end, and too slowly
+    ([3.0, 2.5, math.nan], True, 30, 30),
+    ([3.0, 2.5, 2.0, math.inf], True, 40, 40),
 ])  # fmt: skip
-def test_when_a_loss_shows_that_a_run_fails(losses, shown):
+def test_when_a_loss_shows_that_a_run_fails(losses, failed, shown, behind):
     twin = [(10, 3.0), (20, 2.5), (30, 2.0), (40, 1.9)]
-    assert failure_shows([(10 * i, loss) for i, loss in enumerate(losses, 1)], twin) == shown
+    found = [(10 * i, loss) for i, loss in enumerate(losses, 1)]
+    assert warning_verdict.failed(found, twin) == failed
+    if failed:
+        assert (warning_verdict.failure_shows(found), warning_verdict.falls_behind(found, twin)) == (shown, behind)
 
 
 def test_what_counts_as_caught_and_as_a_false_alarm():
@@ -57,10 +61,11 @@ def test_what_counts_as_caught_and_as_a_false_alarm():
     # At the very step at which the loss shows it, it is too late.
     assert [one.lead for one in judged[2:5]] == [10, 0, None]
     found = shares(judged, "judged")
-    assert found == {"failed": 3, "healthy": 2, "caught": pytest.approx(1 / 3), "false": 0.5, "lead": 10}
+    assert found == {"failed": 3, "healthy": 2, "caught": pytest.approx(1 / 3), "ahead": pytest.approx(1 / 3), "false": 0.5,
+                     "lead": 10}
     assert math.isnan(shares(judged, "set")["caught"])
     # Remarks neither catch nor alarm.
-    assert shares(judge(runs, [QUIET]), "judged") | {"lead": 0} == found | {"caught": 0, "false": 0, "lead": 0}
+    assert shares(judge(runs, [QUIET]), "judged") | {"lead": 0} == found | {"caught": 0, "ahead": 0, "false": 0, "lead": 0}
     kinds = {row["made to fail by"]: row for row in warning_verdict.by_kind(judged, "judged")}
     assert (kinds["a"]["failed"], kinds["a"]["caught"], kinds["b"]["runs"], kinds["b"]["failed"]) == (2, 1, 2, 1)
     told = {row["run"]: row["what"] for row in warning_verdict.missed(judged, "judged")}
@@ -110,12 +115,6 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     for name in ("text", "other.gz", "none"):
         with pytest.raises(UserError, match="no records"):
             warning_records.unpack(tmp_path / name)
-
-
-def test_the_page_says_what_its_records_say():
-    """The figures of docs/results/warnings.md come from the file beside it, by the rules as they are."""
-    page = (RECORDS.parents[1] / "warnings.md").read_text(encoding="utf-8")
-    assert warning_page.text(warning_records.unpack(RECORDS)).strip() in page
 
 
 def test_recipes_of_watched_runs():

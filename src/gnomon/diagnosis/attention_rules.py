@@ -56,6 +56,7 @@ SATURATION = Rule(
     ("attention_logit_max",),
     largest_logit,
     limit=40.0,
+    lasting=1,
     what="the largest attention logit of {where} is {value:.3g} (limit {limit:g})",
     why="A softmax over such logits is one-hot: it passes no gradient on, and the loss jumps when the one changes (arXiv 2309.14322)",
     remedy="bound the logits: model.qk_norm, model.attention_softcap, or query and key on Stiefel (assignment stiefel, hetero), whose "
@@ -66,7 +67,8 @@ GROWING_LOGITS = Rule(
     "growing-logits",
     ("attention_logit_max", "sigma_max"),
     joint_growth,
-    limit=3.0,
+    limit=5.0,
+    lasting=1,
     what="singular values of query and key and the attention logits of {where} grow together, by {value:.3g} within ten measurements",
     why="Logits are bounded by the product of these singular values alone, which nothing bounds under AdamW and Muon",
     remedy="query and key on Stiefel or a spectral cap (assignment stiefel, hetero; optim.dgram_cap), QK-clip (optim.logit_clip), more "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -12,24 +13,27 @@ NEAR = 0.1
 """Nats around the entropy of single tokens within which a loss that stands still is a stall there."""
 
 STALL_STEPS = 40
-"""Steps over which progress is counted, at least; later a quarter of those so far."""
+"""Steps over which progress is counted, at least; later a quarter of those so far, as far back as the rule's memory goes."""
+
+LEAST = 8
+"""Losses that progress is counted from, at least."""
 
 HISTORY = 20
 """Records before the newest that give the usual gradient norm."""
 
 
 def progress_at_unigram(records: Sequence[Record]) -> Scores:
-    """How much lower the loss is in the second half of the last steps than in the first, where it is about the entropy of single
-    tokens or above."""
+    """By how much the loss may have fallen, where it is about the entropy of single tokens or above: from the first half of the
+    last steps to the second, and two standard errors more."""
     now = records[-1]
-    begin = now["step"] - max(STALL_STEPS, now["step"] / 4)
-    if begin < records[0]["step"]:
-        return {}
+    begin = max(now["step"] - max(STALL_STEPS, now["step"] / 4), records[0]["step"])
     window = [record["loss"] for record in records if record["step"] > begin]
-    if len(window) < 4 or statistics.fmean(window) < now["unigram"] - NEAR:
+    if now["step"] - begin < STALL_STEPS or len(window) < LEAST or statistics.fmean(window) < now["unigram"] - NEAR:
         return {}
     half = len(window) // 2
-    return {"run": statistics.fmean(window[:half]) - statistics.fmean(window[half:])}
+    first, second = window[:half], window[half:]
+    error = math.sqrt(statistics.variance(first) / len(first) + statistics.variance(second) / len(second))
+    return {"run": statistics.fmean(first) - statistics.fmean(second) + 2 * error}
 
 
 def gradient_and_logits(records: Sequence[Record]) -> Scores:
@@ -46,19 +50,20 @@ STALL = Rule(
     "stall",
     ("loss", "unigram"),
     progress_at_unigram,
-    limit=0.02,
+    limit=0.1,
     below=True,
-    what="the loss stands at the entropy of single tokens (it fell by {value:.3f} within the last steps)",
+    what="the loss stands at the entropy of single tokens (within the last steps it fell by {value:.2g} nats at most)",
     why="The model knows how frequent tokens are and nothing of their order; runs that stand here seldom leave it",
     remedy="model.head_bias=true, a bounded turn on the sphere (residual bounded-sphere), a longer warm-up, a lower rate",
-    lasting=10,
+    lasting=5,
+    memory=400,
 )
 
 SPIKE = Rule(
     "spike-coming",
     ("grad_norm", "attention_logit_max"),
     gradient_and_logits,
-    limit=2.0,
+    limit=5.0,
     what="gradient norm and attention logits have grown {value:.3g}-fold together",
     why="The two rise together before the loss does (arXiv 2309.14322)",
     remedy="bound the logits (model.qk_norm, Stiefel on query and key, optim.logit_clip), clip harder, or lower the rate now",

@@ -13,8 +13,8 @@ def coherence(records: Sequence[Record]) -> Scores:
 
 
 def input_left(records: Sequence[Record]) -> Scores:
-    """After the last sublayer."""
-    return dict(list(by_place(records[-1], "input_kept").items())[-1:])
+    """After the last sublayer; its sign, which turns of more than a right angle change, says nothing."""
+    return {place: abs(kept) for place, kept in list(by_place(records[-1], "input_kept").items())[-1:]}
 
 
 def turned(records: Sequence[Record]) -> Scores:
@@ -41,7 +41,7 @@ FORGETTING = Rule(
     "forgetting",
     ("input_kept",),
     input_left,
-    limit=1e-4,
+    limit=1e-3,
     below=True,
     level="remark",
     what="of the state that entered, {value:.1g} is left after {where}",

@@ -67,9 +67,9 @@ def leading(spaces: Sequence[Krylov]) -> list[tuple[Tensor, Tensor]]:
 
 
 def of_step(W: Tensor, V: Tensor, G: Tensor | None) -> dict[str, Tensor]:
-    """`update` ||W - V|| / ||V||, and `lost_in_bf16`."""
+    """`update` ||W - V|| / ||V||, `lost_to_rounding` and `lost_in_bf16`."""
     found = {"update": relative(W, V)}
-    return found if G is None else found | {"lost_in_bf16": lost_in_bf16(W, V, G)}
+    return found if G is None else found | {"lost_to_rounding": lost_to_rounding(W, V, G), "lost_in_bf16": lost_in_bf16(W, V, G)}
 
 
 def relative(W: Tensor, V: Tensor) -> Tensor:
@@ -77,6 +77,13 @@ def relative(W: Tensor, V: Tensor) -> Tensor:
     V_w = widen(V)
     norm = V_w.norm()
     return torch.where(norm > 0, (widen(W) - V_w).norm() / norm.clamp_min(torch.finfo(norm.dtype).tiny), torch.nan)
+
+
+def lost_to_rounding(W: Tensor, V: Tensor, G: Tensor) -> Tensor:
+    """Share of the entries with a gradient which the step leaves exactly as they are, in the format they are kept in."""
+    moved = G != 0
+    count = moved.sum()
+    return torch.where(count > 0, ((W == V) & moved).sum() / count.clamp_min(1), torch.nan)
 
 
 def lost_in_bf16(W: Tensor, V: Tensor, G: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def text(runs: Sequence[WatchedRun]) -> str:
         parts += [
             f"## {title}",
             f"{at['failed']} runs failed, {at['healthy']} were healthy. **Caught before the loss shows it: {at['caught']:.0%}**, by a median "
-            f"of {at['lead']:g} steps. **False alarms: {at['false']:.1%}** of the healthy runs.",
+            f"of {at['lead']:g} steps (before it fell behind its twin for good, which only the twin tells: {at['ahead']:.0%}). **False alarms: {at['false']:.1%}** of the healthy runs.",
             report.markdown(warning_verdict.by_kind(judged, half)),
         ]
         if rows := warning_verdict.missed(judged, half):

@@ -1,10 +1,11 @@
 """Do warnings come in time, and only then? Judged on runs that were made to fail and runs that were not. No torch here.
 
 A run has *failed* where it ends `RISE` nats above its twin (the same run with what makes it fail mended), or in a number that is not
-finite. Its failure *shows* at the first measured step at which its validation loss is `RISE` above its own lowest so far; where it
-never rises, at the step from which it stays `RISE` above its twin. It is *caught* where a warning began before that. A run that was
-not made to fail gives a *false alarm* where any warning begins. A run that was made to fail and did not is told, and judged neither
-way.
+finite. Its failure *shows* at the first measured step at which its validation loss is `RISE` above its own lowest so far,
+or that lowest has not fallen by `RISE` for `PATIENCE` of the run. It is *caught* where a warning began before that.
+Who has the twin as well sees more: the run is *behind* from the step on at which it stays `RISE` above it, which no user can know and
+which is told beside. A run that was not made to fail gives a *false alarm* where any warning begins. A run that was made to fail and
+did not is told, and judged neither way.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from gnomon.diagnosis import RULES, Rule, RunWarning, diagnose
 
 RISE = 0.1
 """Nats."""
+
+PATIENCE = 0.25
+"""Share of a run's steps after which a loss that stands still shows it."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,14 @@ class Judged:
     Args:
         fate: "failed", "unharmed" (made to fail, and did not) or "healthy".
         shown: step at which the loss shows the failure; None where there is none.
+        behind: step from which it stays behind its twin; None where there is no failure.
         warnings: what began, remarks included, in order.
     """
 
     run: WatchedRun
     fate: str
     shown: int | None
+    behind: int | None
     warnings: tuple[RunWarning, ...]
 
     @property
@@ -75,6 +81,11 @@ class Judged:
     def caught(self) -> bool:
         return self.lead is not None and self.lead > 0
 
+    @property
+    def ahead(self) -> bool:
+        """Whether a warning began before the run fell behind its twin for good."""
+        return self.first is not None and self.behind is not None and self.first.step < self.behind
+
 
 def judge(runs: Sequence[WatchedRun], rules: Sequence[Rule] = RULES) -> list[Judged]:
     """Every run against its twin."""
@@ -83,33 +94,48 @@ def judge(runs: Sequence[WatchedRun], rules: Sequence[Rule] = RULES) -> list[Jud
     for run in runs:
         warnings = tuple(diagnose(run.records, rules))
         if run.kind == "healthy":
-            found.append(Judged(run, "healthy", None, warnings))
+            found.append(Judged(run, "healthy", None, None, warnings))
             continue
-        shown = failure_shows(run.losses, by_name[run.twin, run.seed].losses)
-        found.append(Judged(run, "unharmed" if shown is None else "failed", shown, warnings))
+        twin = by_name[run.twin, run.seed].losses
+        if failed(run.losses, twin):
+            found.append(Judged(run, "failed", failure_shows(run.losses), falls_behind(run.losses, twin), warnings))
+        else:
+            found.append(Judged(run, "unharmed", None, None, warnings))
     return found
 
 
-def failure_shows(losses: Sequence[tuple[int, float]], twin: Sequence[tuple[int, float]]) -> int | None:
-    """The step at which a run's loss shows that it fails; None where it does not."""
-    end, end_of_twin = losses[-1][1], twin[-1][1]
-    if math.isfinite(end) and end <= end_of_twin + RISE:
-        return None
-    lowest = math.inf
+Losses = Sequence[tuple[int, float]]
+
+
+def failed(losses: Losses, twin: Losses) -> bool:
+    end = losses[-1][1]
+    return not math.isfinite(end) or end > twin[-1][1] + RISE
+
+
+def failure_shows(losses: Losses) -> int:
+    """The step at which the loss of a failed run shows it to who has this run alone; its last where nothing does before."""
+    begin, end = losses[0][0], losses[-1][0]
+    lowest = {step: min(loss for at, loss in losses if at <= step) for step, _ in losses}
     for step, loss in losses:
-        lowest = min(lowest, loss)
-        if not loss <= lowest + RISE:
+        before = step - PATIENCE * end
+        stands = before >= begin and lowest[step] > lowest[max(at for at in lowest if at <= before)] - RISE
+        if not loss <= lowest[step] + RISE or stands:
             return step
+    return end
+
+
+def falls_behind(losses: Losses, twin: Losses) -> int:
+    """The step from which a failed run stays `RISE` above its twin."""
     beside, behind = dict(twin), losses[-1][0]
     for step, loss in reversed(losses):
-        if loss <= beside.get(step, end_of_twin) + RISE:
+        if loss <= beside.get(step, -math.inf) + RISE:
             break
         behind = step
     return behind
 
 
 def shares(judged: Sequence[Judged], half: str) -> dict[str, float]:
-    """`failed` and `healthy`: how many; `caught` and `false`: which share of these; `lead`: median steps of those caught."""
+    """`failed` and `healthy`: how many; `caught`, `ahead` and `false`: which share of these; `lead`: median steps of those caught."""
     here = [one for one in judged if one.run.half == half]
     failed, healthy = ([one for one in here if one.fate == fate] for fate in ("failed", "healthy"))
     leads = [one.lead for one in failed if one.caught and one.lead is not None]
@@ -117,6 +143,7 @@ def shares(judged: Sequence[Judged], half: str) -> dict[str, float]:
         "failed": len(failed),
         "healthy": len(healthy),
         "caught": statistics.fmean(one.caught for one in failed) if failed else math.nan,
+        "ahead": statistics.fmean(one.ahead for one in failed) if failed else math.nan,
         "false": statistics.fmean(one.first is not None for one in healthy) if healthy else math.nan,
         "lead": statistics.median(leads) if leads else math.nan,
     }
@@ -132,6 +159,7 @@ def by_kind(judged: Sequence[Judged], half: str) -> list[dict[str, Any]]:
         rows.append({
             "made to fail by": kind, "runs": len(here), "failed": len(failed), "caught": sum(one.caught for one in failed),
             "loss shows it at step": _spread([one.shown for one in failed]),
+            "before it fell behind its twin": sum(one.ahead for one in failed),
             "warned so many steps before": _spread([one.lead for one in failed if one.caught]),
             "first warning": ", ".join(first),
         })  # fmt: skip
