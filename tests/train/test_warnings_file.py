@@ -21,7 +21,8 @@ def lines(folder) -> list[tuple[str, int]]:
 
 def test_warnings_are_written_when_they_begin(tmp_path):
     metrics = Metrics(tmp_path, 0)
-    begun = [[one.rule for one in metrics.write(record(step, coherence))] for step, coherence in ((1, 0.3), (2, 0.99), (3, 0.99), (4, 0.99))]
+    course = ((1, 0.3), (2, 0.99), (3, 0.99), (4, 0.99))
+    begun = [[one.rule for one in metrics.write(record(step, coherence))] for step, coherence in course]
     assert begun == [[], [], ["collapse"], []] and lines(tmp_path) == [("collapse", 3)]
     assert [one.rule for one in metrics.diagnosis.holding] == ["collapse"]
     metrics.close()

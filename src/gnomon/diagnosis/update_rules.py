@@ -43,7 +43,8 @@ LARGE_UPDATE = Rule(
     limit=0.3,
     lasting=1,
     what="a step changes {where} matrices by {value:.0%} of their norm",
-    why="Steps of this size leave the region in which the gradient says anything; healthy ones are a hundredth, or a seventh where Muon is at its peak",
+    why="Steps of this size leave the region in which the gradient says anything; healthy ones are a hundredth, or a seventh where Muon "
+    "is at its peak",
     remedy="a lower rate or a longer warm-up; a manifold on which the rate is the relative step (assignment sphere)",
 )
 

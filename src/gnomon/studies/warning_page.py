@@ -26,8 +26,9 @@ def text(runs: Sequence[WatchedRun]) -> str:
         at = warning_verdict.shares(judged, half)
         parts += [
             f"## {title}",
-            f"{at['failed']} runs failed, {at['healthy']} were healthy. **Caught before the loss shows it: {at['caught']:.0%}**, by a median "
-            f"of {at['lead']:g} steps (before it fell behind its twin for good, which only the twin tells: {at['ahead']:.0%}). **False alarms: {at['false']:.1%}** of the healthy runs.",
+            f"{at['failed']} runs failed, {at['healthy']} were healthy. **Caught before the loss shows it: {at['caught']:.0%}**, by a "
+            f"median of {at['lead']:g} steps (before the run fell behind its twin for good, which only the twin tells: "
+            f"{at['ahead']:.0%}). **False alarms: {at['false']:.1%}** of the healthy runs.",
             report.markdown(warning_verdict.by_kind(judged, half)),
         ]
         if rows := warning_verdict.missed(judged, half):
@@ -44,8 +45,8 @@ def _evidence(rule: Rule, judged: Sequence[Judged]) -> str:
     healthy = [extreme(rule, one.run) for one in judged if one.fate == "healthy"]
     if found := [value for value in healthy if value is not None]:
         worst = (min if rule.below else max)(found)
-        said.append(f"Of {len(found)} healthy runs that it looked at, the worst came to {worst:.3g}, {rule.lasting} measurements in a row; "
-                    f"the limit is {rule.limit:g}.")  # fmt: skip
+        rows = f", {rule.lasting} measurements in a row" * (rule.lasting > 1)
+        said.append(f"Of {len(found)} healthy runs that it looked at, the worst came to {worst:.3g}{rows}; the limit is {rule.limit:g}.")
     spoke = [(one, next((w for w in one.warnings if w.rule == rule.name), None)) for one in judged]
     kinds: dict[str, int] = {}
     for one, warning in spoke:
