@@ -177,7 +177,7 @@ def test_false_calls_are_as_rare_as_the_page_says():
 
 
 def test_entropy_of_counts():
-    assert verdict.entropy([5, 0, 5]) == pytest.approx(math.log(2))
+    assert data.entropy([5, 0, 5]) == pytest.approx(math.log(2))
 
 
 def test_tokens_to_reach_a_loss(tmp_path):

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 # Nothing here imports torch, tokenizers, datasets or pyarrow; they are imported when first needed.
-from gnomon.data.batches import NO_TARGET, batch, chunks_per_epoch, frequencies, slices
+from gnomon.data.batches import NO_TARGET, batch, chunks_per_epoch, entropy, frequencies, slices
 from gnomon.data.corpus import CITATION, jargon
 from gnomon.data.mixture import Mixture, mix
 from gnomon.data.mnist import mnist
@@ -27,6 +27,7 @@ __all__ = [
     "Tokens",
     "batch",
     "chunks_per_epoch",
+    "entropy",
     "frequencies",
     "jargon",
     "mix",

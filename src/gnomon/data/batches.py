@@ -13,6 +13,8 @@ B batch (of all processes), T context, N number of validation windows.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -125,6 +127,13 @@ def frequencies(tokens: Tokens | Mixture, vocab_size: int, at_most: int = 10_000
         # A small source repeats more often: what counts is its share of the rows, not its size.
         counts += part * (at_most * share / BLOCK / max(part.sum(), 1))
     return counts.round().astype(np.int64)
+
+
+def entropy(counts: Iterable[int]) -> float:
+    """Entropy in nats of drawing by these counts: the loss of a model that knows only how frequent each token is."""
+    some = [int(count) for count in counts if count]
+    total = sum(some)
+    return -sum(count / total * math.log(count / total) for count in some)
 
 
 def chunks_per_epoch(tokens: Tokens, context: int, boundaries: str = "ignore") -> int:

@@ -14,7 +14,7 @@ from gnomon.files import read_json, restored, write_json
 from gnomon.run_folder import CHECKPOINTS, POSTMORTEM, RECIPE, read_metrics
 from gnomon.studies.outcomes import OutcomesFile, thinned
 from gnomon.studies.study import Outcome, PlannedRun
-from gnomon.studies.verdict import entropy, fate
+from gnomon.studies.verdict import fate
 
 
 class Stopped(Exception):
@@ -85,7 +85,7 @@ def _language_model(run: PlannedRun, folder: Path, processes: int) -> dict[str, 
     records = read_metrics(folder)
     losses = [r["val_loss"] for r in records if "val_loss" in r]
     counts = data.frequencies(open_data(run.recipe, folder)[0], run.recipe.model.vocab_size)
-    unigram = entropy([int(count) for count in counts])
+    unigram = data.entropy(counts)
     found = fate(losses, unigram, finite=finite)
     if finite and not run.tuning:
         write_json(folder / "mechanism.json", layer_worth.measure(folder))

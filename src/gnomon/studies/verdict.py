@@ -61,12 +61,6 @@ def fate(val_losses: Sequence[float], unigram: float, *, finite: bool = True) ->
     return "stalled" if val_losses[-1] > unigram - STALL else "learned"
 
 
-def entropy(counts: Sequence[int]) -> float:
-    """Entropy in nats of drawing by these counts: the loss of a model that knows only how frequent each token is."""
-    total = sum(counts)
-    return -sum(count / total * math.log(count / total) for count in counts if count)
-
-
 def compare(pairs: Mapping[Key, Sequence[float]], *, noise: float = NOISE) -> dict[Key, Verdict]:
     """Every comparison of a study at once.
 

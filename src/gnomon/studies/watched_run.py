@@ -15,7 +15,7 @@ from typing import Any
 
 from gnomon.files import write_json
 from gnomon.run_folder import RECIPE
-from gnomon.studies.verdict import entropy, fate
+from gnomon.studies.verdict import fate
 from gnomon.train.recipe import OptimConfig, Recipe, to_dict
 
 
@@ -93,7 +93,7 @@ def train(watched: WatchedRecipe, folder: Path) -> dict[str, Any]:
         write_json(folder / RECIPE, watched.to_dict())
         write_environment(folder, parameters=sum(p.numel() for p in model.parameters()))
         metrics, monitor = Metrics(folder, 0), Monitor(model, every=watched.every, since_start=False)
-        unigram = entropy([int(count) for count in data.frequencies(run.tokens, recipe.model.vocab_size)])
+        unigram = data.entropy(data.frequencies(run.tokens, recipe.model.vocab_size))
         record: dict[str, Any] = {"unigram": unigram}
         for step in range(1, recipe.steps + 1):
             x_BT, y_BT = to_device(rows(recipe, run.tokens, step), run.device)
