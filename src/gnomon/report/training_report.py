@@ -186,7 +186,9 @@ def _draw_tensors(page: Page, runs: Sequence[Run], key: str, known: series.Serie
             for group, inside in values.items():
                 rows.setdefault(group, []).append({**_when(row), "run": run.name, key: statistics.median(inside),
                                                    "smallest": min(inside), "largest": max(inside)})
+    # A group that is zero throughout has no place on a logarithmic axis.
     wide = any(_wide(here, edge) for here in rows.values() for edge in ("smallest", "largest"))
+    wide &= all(any(row["smallest"] > 0 for row in here) for here in rows.values())
     told = f"{known.meaning} Line: median over layers. Band: smallest to largest.".strip()
     for number, (group, here) in enumerate(rows.items()):
         chart = curves(here, _STEP, Axis(key, _y(known), wide), _by_run(runs), f"{known.title}: {group}", others=_OTHERS,
