@@ -254,3 +254,18 @@ def test_records_by_place_are_drawn_as_lists_were(tmp_path):
         assert json.loads(new._figures[chart]["data"]["values"]) == json.loads(old._figures[chart]["data"]["values"])
     assert [name for name in charts(new) if name.startswith("sigma-max")] == ["sigma-max-up"]
     assert summary(tmp_path / "new")["max_attention_logit"] == 40
+
+
+def test_a_group_of_zeros_is_drawn_beside_one_that_spans_decades(tmp_path):
+    rows = [{"step": i, "underflow": {"text.0.query": 0.0, "text.0.up": 10.0**-i}} for i in range(1, 9)]
+    page = run_page(read_runs([make(tmp_path / "run", rows)]))
+    assert {"underflow-query", "underflow-up"} <= set(charts(page))
+
+
+def test_what_warnings_said_stands_on_the_page_and_in_the_table(tmp_path):
+    rows = [{"step": i, "loss": 2.0, "attention_logit_max": {"text.0.attention": [5.0 if i < 20 else 500.0]},
+             "massive": {"text.0.mlp": 1e6}} for i in range(1, 41)]  # fmt: skip
+    run = make(tmp_path / "run", rows)
+    assert summary(run)["first_warning"] == "saturation, step 20" and summary(make(tmp_path / "other", rows[:19]))["first_warning"] is None
+    page = run_page(read_runs([run]))
+    assert "the largest attention logit of attention 0 of text is 500" in words(page) and "massive-activations" in words(page)
