@@ -73,7 +73,6 @@ def train(watched: WatchedRecipe, folder: Path) -> dict[str, Any]:
     """Run it in `folder`, and return fate, value, seconds and the entropy of single tokens."""
     import torch
 
-    from gnomon import data
     from gnomon.monitor import Monitor
     from gnomon.train import optimizer, schedule
     from gnomon.train.device import flushed_denormals, to_device
@@ -93,8 +92,7 @@ def train(watched: WatchedRecipe, folder: Path) -> dict[str, Any]:
         write_json(folder / RECIPE, watched.to_dict())
         write_environment(folder, parameters=sum(p.numel() for p in model.parameters()))
         metrics, monitor = Metrics(folder, 0), Monitor(model, every=watched.every, since_start=False)
-        unigram = data.entropy(data.frequencies(run.tokens, recipe.model.vocab_size))
-        record: dict[str, Any] = {"unigram": unigram}
+        record: dict[str, Any] = {"unigram": run.unigram}
         for step in range(1, recipe.steps + 1):
             x_BT, y_BT = to_device(rows(recipe, run.tokens, step), run.device)
             optimizer.set_rate(moves, schedule.ratio(recipe.schedule, step - 1, recipe.steps))
@@ -118,5 +116,5 @@ def train(watched: WatchedRecipe, folder: Path) -> dict[str, Any]:
             metrics.write(record)
             record = {}
         metrics.close()
-    found = fate(losses, unigram, finite=math.isfinite(losses[-1]))
-    return {"fate": found, "value": losses[-1], "seconds": time.monotonic() - started, "unigram": unigram}
+    found = fate(losses, run.unigram, finite=math.isfinite(losses[-1]))
+    return {"fate": found, "value": losses[-1], "seconds": time.monotonic() - started, "unigram": run.unigram}

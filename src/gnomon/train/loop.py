@@ -101,9 +101,14 @@ def run_steps(run: Run, progress: dict[str, Any], metrics: Metrics) -> dict[str,
                 record, stopped = take_step(run, step, asked_to_stop(), metrics.recent)
             record |= observe(run, step, last)
             record["seconds"] = clock.seconds()
+            if "angle" in record:
+                record["unigram"] = run.unigram
             if due(step, watch.log_every) or record.keys() & {"val_loss", "angle", "change"}:
                 record["tokens_per_second"] = clock.tokens_per_second()
-                metrics.write(record)
+                for warning in metrics.write(record):
+                    # Remarks go to the folder alone.
+                    if run.ranks.main and warning.level == "warning":
+                        bar.warn(str(warning))
             if due(step, watch.save_every) or last or stopped:
                 progress = {key: record[key] for key in ("step", "tokens", "seconds")}
                 save(run.folder, run.model, run.optimizer, progress, watch.keep, run.monitor)

@@ -40,6 +40,7 @@ class Run:
         val: inputs and targets (N, T) of the fixed validation slice.
         probe_tokens: (n, T), the first of these inputs.
         bytes_per_token: of the validation text; None where that is not known.
+        unigram: entropy of single tokens of the training data, nats.
         adopted: what was loaded from `recipe.init`; None where nothing was.
     """
 
@@ -57,6 +58,7 @@ class Run:
     val: tuple[Tensor, Tensor]
     probe_tokens: Tensor
     bytes_per_token: float | None
+    unigram: float
     autocast: Autocast
     adopted: dict[str, Any] | None
 
@@ -73,12 +75,13 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
     val = to_device(data.slices(val_tokens, context=T, count=max(watch.eval_tokens // T, 1)), device)
     torch.manual_seed(recipe.seed)
     model = Transformer(recipe.model).to(device)
+    counts_V = data.frequencies(tokens, recipe.model.vocab_size)
     adopted = None
     if recipe.init is not None:
         # A checkpoint of the run itself will replace what would be loaded here.
         adopted = None if checkpoint_folders(folder) else ranks.together(lambda: init_from.load_init(model, recipe.init))
     elif recipe.model.head_bias:
-        model.start_at_frequencies(torch.from_numpy(data.frequencies(tokens, recipe.model.vocab_size)).to(device))
+        model.start_at_frequencies(torch.from_numpy(counts_V).to(device))
     loss = parallelise(model, recipe, ranks)
     assigned = optimizer.assignment(model, recipe.optim)
     moved_by = optimizer.build(model, recipe.optim, assigned)
@@ -94,7 +97,7 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
             track_every=watch.track_every, accumulate=True, since_start=watch.track_every > 0,
         ),
         tokens=tokens, val=val, probe_tokens=probe_tokens,
-        bytes_per_token=val_tokens.bytes_per_token,
+        bytes_per_token=val_tokens.bytes_per_token, unigram=data.entropy(counts_V),
         autocast=autocast(recipe.compute, device), adopted=adopted,
     )  # fmt: skip
 
