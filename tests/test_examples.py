@@ -1,4 +1,5 @@
-"""Every file of `examples/` runs. Those of transformers' Trainer and Lightning are judged in tests/models/test_hf_examples.py."""
+"""Every file of `examples/` runs. Those of transformers' Trainer and Lightning are judged in tests/models/test_hf_examples.py,
+those with a monitor in tests/integrations."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-ELSEWHERE = {"hf_trainer", "lightning_loop"}
+ELSEWHERE = {"hf_trainer", "lightning_loop", "monitor_plain_loop", "monitor_transformers", "monitor_lightning"}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 

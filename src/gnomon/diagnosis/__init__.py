@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gnomon.diagnosis.diagnosis import RULES, Diagnosis, course, diagnose
+from gnomon.diagnosis.diagnosis import RULES as RULES
+from gnomon.diagnosis.diagnosis import Diagnosis, course, diagnose
 from gnomon.diagnosis.rule import Rule, RunWarning
 
-__all__ = ["RULES", "Diagnosis", "Rule", "RunWarning", "course", "diagnose"]
+__all__ = ["Diagnosis", "Rule", "RunWarning", "course", "diagnose"]
