@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gnomon import cli
 from gnomon.errors import UserError
@@ -140,6 +141,24 @@ def test_tracked_continuity_survives_a_resume(tmp_path, monkeypatch):
     for a, b in zip(whole, again):
         for key in ("gradient_v1", "accumulated_v1", "weight_v1", "change", "turn_v1"):
             assert a.get(key, {}) == pytest.approx(b.get(key, {}), rel=1e-3, abs=1e-3), (a["step"], key)
+
+
+def test_a_run_with_a_tracker_of_before_goes_on(tmp_path):
+    """Checkpoints made before November 2026 have the tracker's file, and no vectors to start from."""
+    settings = recipe(steps=6, **{"watch.track_every": 3, "watch.save_every": 3})
+    folder = tmp_path / "run"
+    train(settings, folder)
+    shutil.rmtree(checkpoint_folders(folder)[-1])
+    path = checkpoint_folders(folder)[-1]
+    remembered = load_file(path / "monitor.safetensors")
+    save_file({name: x for name, x in remembered.items() if not name.startswith("vectors/")}, path / "tracker.safetensors")
+    (path / "monitor.safetensors").unlink()
+    (path / "fingerprints.json").unlink()
+    whole = read_metrics(folder)[-1]
+    again = read_metrics(_run(settings, folder))[-1]
+    for key in ("change", "accumulated_v1", "weight_v1", "turn_v1"):
+        assert again[key] == pytest.approx(whole[key], rel=1e-4, abs=1e-5), key
+    assert again["sigma_max"] == pytest.approx(whole["sigma_max"], rel=1e-3)
 
 
 def _run(settings, folder):
