@@ -368,3 +368,15 @@ def test_blocks_that_the_user_names():
     middle = x + net[0].first(x).relu()
     assert record["stream_norm"]["mine.0.first"] == pytest.approx(middle.square().sum(-1).mean().sqrt().item(), rel=1e-5)
     assert record["stream_norm"]["mine.0.second"] == pytest.approx(net[0](x).square().sum(-1).mean().sqrt().item(), rel=1e-5)
+
+
+def test_rules_speak_through_the_monitor():
+    """A query matrix blown up by ten thousand: the logits saturate, and the monitor says so from that step on."""
+    model = build("llama-sphere")
+    monitor = gnomon.Monitor(model, every=1)
+    train(model, monitor, steps=2)
+    assert monitor.warnings == []
+    with torch.no_grad():
+        next(p for name, p in model.named_parameters() if "query" in name).mul_(1e4)
+    train(model, monitor, steps=4, start=2)
+    assert "saturation" in [one.rule for one in monitor.warnings]

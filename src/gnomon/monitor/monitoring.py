@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gnomon import anatomy
 from gnomon.continuity import Tracker
+from gnomon.diagnosis import Diagnosis, RunWarning
 from gnomon.errors import UserError
 from gnomon.monitor import attention_rows, over_ranks, passes, places, states
 from gnomon.monitor.matrix_series import Found, Matrices
@@ -101,6 +102,7 @@ class Monitor:
         self._listener = passes.Listener(model) if passes.compiled(model) else None
         self._before: int | None = None
         self._told = False
+        self._diagnosis, self._pending = Diagnosis(), Record()
         if every or last is not None:
             self._arm()
 
@@ -118,6 +120,7 @@ class Monitor:
                 measured = _numbers(self._matrices.before())
             measured = self._of_this_batch(step) | measured
         self.close()
+        self._pending = measured
         return measured
 
     def after_step(self, step: int) -> Record:
@@ -135,7 +138,15 @@ class Monitor:
         self._before = step
         if self.due(step + stride):
             self._arm()
+        if seen := self._pending | record:
+            self._diagnosis.take({"step": step, **seen})
+            self._pending = {}
         return record
+
+    @property
+    def warnings(self) -> list[RunWarning]:
+        """What the rules of `gnomon.diagnosis` say now, from what is measured here; those that need the loss are silent."""
+        return self._diagnosis.holding
 
     def look(self, batch: Any) -> Record:
         """Hidden states and attention of a forward pass over a batch, without gradients, in eval mode: now, whatever the schedule."""
