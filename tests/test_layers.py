@@ -23,7 +23,7 @@ FLOORS = [
     {"anatomy"},
     {"residual", "optim", "continuity"},
     {"models", "monitor"},
-    {"train", "evaluation", "integrations", "running", "export", "doctor"},
+    {"train", "evaluation", "integrations", "running", "compress", "export", "doctor"},
     {"studies"},
     {"cli", "__main__"},
 ]

@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 
 _ROOMS = (
     "geometry", "residual", "monitor", "models", "data", "train", "anatomy", "optim", "continuity", "checkpoints", "evaluation",
-    "running", "report", "studies", "diagnosis", "integrations",
+    "running", "compress", "report", "studies", "diagnosis", "integrations",
 )  # fmt: skip
 _EXPORTS = {room: room for room in _ROOMS} | {
     "Stiefel": "geometry.manifolds",

@@ -210,6 +210,43 @@ def export(run: Positional[Path], out: Positional[Path], /, verify: bool = False
         print(made.verdict)
 
 
+def compress(
+    model: Positional[str],
+    out: Positional[Path],
+    /,
+    calibrate: Path,
+    keep: float = 0.8,
+    by: str = "loss",
+    tokens: int = 4096,
+    seed: int = 0,
+) -> None:
+    """Leave blocks out of a checkpoint; the rest is a folder that transformers opens. Needs the extra "hf".
+
+    Args:
+        model: what `inspect` reads and transformers can run; it is only read.
+        out: folder to make; it appears whole or not at all.
+        calibrate: a text (.txt, .txt.gz, or token file) on which the blocks are chosen.
+        keep: share of the blocks that stay.
+        by: loss (the one that costs least, again and again), change (those that turn the states least), continuity (those most
+            like the one before) or random.
+        tokens: of the text, at most.
+        seed: of the choice at random.
+    """
+    from gnomon.compress import shorten
+
+    made = shorten(model, out, calibrate, keep, by=by, tokens=tokens, seed=seed)
+    report.show(
+        [
+            {"": "before", "blocks": made.blocks + len(made.removed), "weights": made.parameters_before, "loss": made.loss_before},
+            {"": "after", "blocks": made.blocks, "weights": made.parameters, "loss": made.loss},
+        ],
+        {"": "", "blocks": "blocks", "weights": "weights of the blocks", "loss": "loss on the calibration text (nats/token)"},
+    )
+    if made.removed:
+        print(f"left out, in this order: {', '.join(map(str, made.removed))}")
+    print(f"wrote {made.folder}")
+
+
 def eval(
     run: Positional[Path],
     /,
@@ -499,6 +536,7 @@ COMMANDS = {
     "generate": generate,
     "eval": eval,
     "export": export,
+    "compress": compress,
     "data": data,
     "inspect": inspect,
     "study": study,

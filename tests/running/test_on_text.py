@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hf_cases import build
-from test_streamed import make
-from test_token_rows import write_tokens
+from running_cases import make, write_tokens
 
 from gnomon import cli, continuity
 from gnomon.errors import UserError

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_streamed import TOKENS_BT, make
+from running_cases import make, write_tokens
 
-from gnomon.data.tokenizers import tokenizer
-from gnomon.data.tokenwriter import TokenWriter
 from gnomon.errors import UserError
 from gnomon.running import open_streamed, read_rows
 
 transformers = pytest.importorskip("transformers")
+TOKENS_BT = torch.randint(3, 128, (3, 24), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +19,6 @@ def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     make("llama").save_pretrained(folder)
     return open_streamed(folder)
-
-
-def write_tokens(path, ids):
-    with TokenWriter(path, tokenizer("byte")) as writer:
-        writer.append(ids)
-    return path
 
 
 def test_rows_of_a_token_file(llama, tmp_path):

@@ -5,7 +5,7 @@ Legend: B rows, T tokens, D channels, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 import torch.nn.functional as F
@@ -32,32 +32,35 @@ def loss_of(streamed: Streamed, rows: Rows, h_BTD: Tensor) -> float:
 
 @torch.no_grad()
 def losses_without(
-    streamed: Streamed, rows: Rows, tell: Callable[[int], None] = lambda _: None
-) -> tuple[float, list[float]]:
-    """The loss, and the loss without each block: (whole, one number a block).
+    streamed: Streamed, rows: Rows, gone: Collection[int] = (), tell: Callable[[int], None] = lambda _: None
+) -> tuple[float, dict[int, float]]:
+    """The loss, and the loss without each block: (whole, block -> loss).
 
     As many streams as there are blocks pass through the model side by side, each past one block, so memory grows by the states of
     the batch for every block, and the work is that of half as many passes as there are blocks.
 
     Args:
+        gone: blocks that are left out by all.
         tell: called with the number of a block when all streams are through it, and for each loss after the last.
     """
-    past: list[Tensor] = []
+    past: dict[int, Tensor] = {}
     last: list[Tensor] = []
 
     def visit(index: int, h_BTD: Tensor, block: Block) -> Tensor:
+        if index in gone:
+            last[:] = [h_BTD]
+            return h_BTD
         with streamed.held([streamed.block_names[index]]):
-            for number, other_BTD in enumerate(past):
+            for number, other_BTD in past.items():
                 past[number] = block(other_BTD)
-            past.append(h_BTD)
+            past[index] = h_BTD
             last[:] = [block(h_BTD)]
         tell(index)
         return last[0]
 
     streamed.run(rows.tokens_BT, visit, **streamed.without_logits)
-    whole, without = loss_of(streamed, rows, last[0]), []
-    for number in range(len(past)):
-        without.append(loss_of(streamed, rows, past[number]))
-        past[number] = past[number][:0]  # its memory is free
-        tell(len(past))
+    whole, without = loss_of(streamed, rows, last[0]), {}
+    for number in list(past):
+        without[number] = loss_of(streamed, rows, past.pop(number))
+        tell(len(streamed.blocks))
     return whole, without

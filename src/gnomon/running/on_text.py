@@ -143,7 +143,8 @@ class Prepared:
                 if progress:
                     bar.advance(work.block_flops * (index + 1) if index < count else work.head_flops)
 
-            return losses_without(self.streamed, self.rows, tell)
+            whole, without = losses_without(self.streamed, self.rows, tell=tell)
+        return whole, list(without.values())
 
 
 def prepare(

@@ -140,7 +140,7 @@ def _own_tokenizer(streamed: Streamed) -> _Words:
             ) from error
         before, after = _around(theirs)
     return _Words(
-        type(theirs).__name__,
+        "the model's own",
         lambda text: theirs(text, add_special_tokens=False, verbose=False).input_ids,
         before,
         after,

@@ -1,0 +1,47 @@
+"""Small models of transformers, and token files for them."""
+
+from __future__ import annotations
+
+import torch
+
+from gnomon.data.tokenizers import tokenizer
+from gnomon.data.tokenwriter import TokenWriter
+
+SIZES = dict(
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=96,
+    vocab_size=128,
+    max_position_embeddings=64,
+)
+GROUPED = SIZES | dict(num_key_value_heads=2)
+FAMILIES = {
+    "gpt2": dict(n_embd=64, n_layer=3, n_head=4, vocab_size=128, n_positions=64, bos_token_id=0, eos_token_id=0),
+    "llama": GROUPED,
+    "qwen3": GROUPED | dict(head_dim=24, tie_word_embeddings=True),
+    "gemma2": GROUPED | dict(head_dim=24, sliding_window=8, num_hidden_layers=4),
+    "mistral": GROUPED | dict(sliding_window=8),
+    "mixtral": GROUPED | dict(num_local_experts=4),  # experts stored one by one, run as one tensor
+    "phi": SIZES,
+    "gpt_neox": SIZES,
+    "bert": SIZES,
+    "opt": SIZES | dict(ffn_dim=96, word_embed_proj_dim=64),
+}
+
+
+def make(kind, auto="AutoModelForCausalLM"):
+    import transformers
+
+    torch.manual_seed(0)
+    model = getattr(transformers, auto).from_config(transformers.AutoConfig.for_model(kind, **FAMILIES[kind])).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # gains and biases away from one and zero
+            parameter.add_(torch.rand_like(parameter) * 0.3) if parameter.ndim == 1 else parameter.mul_(4)
+    return model
+
+
+def write_tokens(path, ids):
+    with TokenWriter(path, tokenizer("byte")) as writer:
+        writer.append(ids)
+    return path
