@@ -234,7 +234,7 @@ def compress(
     """
     from gnomon.compress import shorten
 
-    made = shorten(model, out, calibrate, keep, by=by, tokens=tokens, seed=seed)
+    made = shorten(model, out, calibrate, keep, by=by, tokens=tokens, seed=seed, progress=True)
     report.show(
         [
             {"": "before", "blocks": made.blocks + len(made.removed), "weights": made.parameters_before, "loss": made.loss_before},

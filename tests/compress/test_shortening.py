@@ -81,7 +81,8 @@ def test_loss_takes_the_cheapest_block_each_time(tmp_path, tokens):
 
     first = min(range(4), key=lambda index: loss([index]))
     second = min((index for index in range(4) if index != first), key=lambda index: loss([first, index]))
-    assert by_loss(streamed, rows, 2, 0) == [first, second]
+    told: list[int] = []
+    assert by_loss(streamed, rows, 2, 0, told.append) == [first, second] == told
 
 
 def test_change_is_of_the_states_transformers_returns(tmp_path, tokens):
@@ -91,7 +92,7 @@ def test_change_is_of_the_states_transformers_returns(tmp_path, tokens):
     # The last state is behind the final norm; so of the first two blocks.
     change = [1 - torch.cosine_similarity(a, b, dim=-1).mean().item() for a, b in zip(states[:2], states[1:3])]
     streamed = open_streamed(tmp_path)
-    order = by_change(streamed, read_rows(streamed, tokens, 150, 50), 3, 0)
+    order = by_change(streamed, read_rows(streamed, tokens, 150, 50), 3, 0, print)
     assert sorted(order) == [0, 1, 2] and (order.index(0) < order.index(1)) == (change[0] < change[1])
 
 
@@ -99,7 +100,7 @@ def test_blocks_that_depend_on_their_number_are_refused(tmp_path, tokens):
     from gnomon.models.hf import GnomonForCausalLM
 
     GnomonForCausalLM.from_transformer(build("llama-sphere")).save_pretrained(tmp_path / "whole")
-    first = next(seed for seed in range(9) if by_chance(open_streamed(tmp_path / "whole"), None, 1, seed) == [0])
+    first = next(seed for seed in range(9) if by_chance(open_streamed(tmp_path / "whole"), None, 1, seed, print) == [0])
     with pytest.raises(UserError, match="depends on their number"):
         shorten(tmp_path / "whole", tmp_path / "short", tokens, 0.5, by="random", seed=first)
     assert not (tmp_path / "short").exists()

@@ -1,4 +1,6 @@
-"""Which blocks a model can do without: four rules of one signature, (model, rows, how many, seed) -> blocks in the order they go.
+"""Which blocks a model can do without: four rules of one signature, (model, rows, how many, seed, tell) -> blocks as they go.
+
+`tell` is called for each block that is chosen, by rules that take long.
 
 Legend: B rows, T tokens, D channels of the stream.
 """
@@ -17,19 +19,21 @@ from gnomon.running.block_worth import losses_without
 from gnomon.running.streamed import Block, Streamed
 from gnomon.running.token_rows import Rows
 
-Rule = Callable[[Streamed, Rows, int, int], list[int]]
+Tell = Callable[[int], None]
+Rule = Callable[[Streamed, Rows, int, int, Tell], list[int]]
 
 
-def by_loss(streamed: Streamed, rows: Rows, count: int, seed: int) -> list[int]:
+def by_loss(streamed: Streamed, rows: Rows, count: int, seed: int, tell: Tell) -> list[int]:
     """One after the other, each time the block without which the loss is lowest (SLEB, arXiv 2402.09025)."""
     gone: list[int] = []
     while len(gone) < count:
         _, without = losses_without(streamed, rows, gone=gone)
         gone.append(min(without, key=lambda index: without[index]))
+        tell(gone[-1])
     return gone
 
 
-def by_change(streamed: Streamed, rows: Rows, count: int, seed: int) -> list[int]:
+def by_change(streamed: Streamed, rows: Rows, count: int, seed: int, tell: Tell) -> list[int]:
     """Those that turn the states least: 1 - mean cos of a token's state before and after (ShortGPT, arXiv 2403.03853, Eq. 1)."""
     change: list[float] = []
 
@@ -42,7 +46,7 @@ def by_change(streamed: Streamed, rows: Rows, count: int, seed: int) -> list[int
     return sorted(range(len(change)), key=lambda index: change[index])[:count]
 
 
-def by_continuity(streamed: Streamed, rows: Rows, count: int, seed: int) -> list[int]:
+def by_continuity(streamed: Streamed, rows: Rows, count: int, seed: int, tell: Tell) -> list[int]:
     """Those whose matrices point most like the block before: mean |cos| of the leading singular vectors on the side of the stream
     (arXiv 2605.04971). The first block has none before it and stays.
 
@@ -62,7 +66,7 @@ def by_continuity(streamed: Streamed, rows: Rows, count: int, seed: int) -> list
     return sorted(mean, key=lambda layer: -mean[layer])[:count]
 
 
-def by_chance(streamed: Streamed, rows: Rows, count: int, seed: int) -> list[int]:
+def by_chance(streamed: Streamed, rows: Rows, count: int, seed: int, tell: Tell) -> list[int]:
     """At random: what every rule has to beat."""
     order = torch.randperm(len(streamed.blocks), generator=torch.Generator().manual_seed(seed))
     return order[:count].tolist()

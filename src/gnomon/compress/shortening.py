@@ -14,6 +14,7 @@ from gnomon.compress.block_choice import BY
 from gnomon.compress.shorter_folder import write
 from gnomon.errors import UserError, check_name
 from gnomon.files import atomic_folder
+from gnomon.progress import Progress
 from gnomon.running.block_worth import loss_of
 from gnomon.running.streamed import Block, Streamed, open_streamed
 from gnomon.running.token_rows import Rows, read_rows
@@ -54,6 +55,7 @@ def shorten(
     length: int | None = None,
     seed: int = 0,
     config: Mapping[str, Any] | None = None,
+    progress: bool = False,
 ) -> Shortened:
     """Leave blocks out of a model and write the rest as a folder that transformers opens.
 
@@ -66,6 +68,7 @@ def shorten(
         tokens, length: of the text, and of a row of it.
         seed: of the choice at random.
         config: used instead of config.json.
+        progress: show progress with an ETA on stderr.
 
     Raises:
         UserError: `out` is there already, `keep` leaves no block, the model cannot be run or does not predict the next token, or
@@ -88,7 +91,9 @@ def shorten(
         )
     rows = read_rows(streamed, text, tokens, length)
     before = _loss(streamed, rows)
-    removed = BY[by](streamed, rows, count - left, seed)
+    with Progress("choosing", count - left, "blocks") as bar:
+        tell = (lambda block: bar.advance(1, f"without block {block}")) if progress else (lambda block: None)
+        removed = BY[by](streamed, rows, count - left, seed, tell)
     kept = [index for index in range(count) if index not in removed]
     after = _loss(streamed, rows, removed)
     with atomic_folder(out) as folder:
