@@ -68,6 +68,17 @@ def test_an_anchor_is_put_into_what_won(name):
         assert run.recipe.optim.momentum == won.get("optim.momentum", 0.95)
 
 
+@pytest.mark.parametrize("group", sorted({variant.group for variant in studies.load("map", "tiny").variants}))
+def test_every_group_has_a_smoke_test(group):
+    whole = {variant.name: variant for variant in studies.load("map", "tiny", variants=[group]).variants}
+    one = studies.load("map", "smoke", variants=[group])
+    for run in plan(one):
+        variant = whole[run.variant]
+        assert run.recipe.steps <= 100 and not run.tuning and run.recipe.model == variant.recipe.model
+        factor = 1.0 if variant.like is None else variant.rates[len(variant.rates) // 2]
+        assert run.rate == pytest.approx(variant.recipe.optim.lr * factor, rel=1e-2)
+
+
 def test_the_plan_of_every_variant_is_made():
     one = studies.load("map", "tiny")
     assert {run.variant for run in plan(one)} == {variant.name for variant in one.variants}

@@ -94,7 +94,11 @@ def _smoke(study: Study, shorten: bool) -> Study:
 
     def short(variant: Variant) -> Variant:
         recipe = variant.recipe.shortened(min(0.1, 100 / variant.recipe.steps)) if shorten else variant.recipe
-        return dataclasses.replace(variant, recipe=recipe, rates=variant.rates[len(variant.rates) // 2 :][:1], space=None)
+        rate = variant.rates[len(variant.rates) // 2]
+        if variant.like is not None:
+            # Nothing is tuned, so it builds on no search; its rates were factors.
+            rate *= recipe.optim.lr
+        return dataclasses.replace(variant, recipe=recipe, rates=(rate,), space=None, like=None)
 
     notes = "A smoke test: everything is run and judged as in a study, and no figure of so short a run means anything."
     return dataclasses.replace(study, scale="smoke", seeds=(0, 1), variants=tuple(map(short, study.variants)), notes=notes)
