@@ -62,7 +62,7 @@ def train(
             recommend.
         p: retraction of the sphere residual; 1 projection, 2 Cayley, inf exponential map.
         assignment: adamw, muon, or what holds attention and MLP matrices: none, stiefel, dgram, hetero, hetero-inv,
-            sphere, spectral-ball, spectral-sphere, auto.
+            sphere, spectral-ball, spectral-sphere, auto, qk-ball.
         data: "jargon", a token file, a folder of shards, a .txt file, or a mixture: "0.7*FOLDER + 0.3*FOLDER".
         init: start from a checkpoint: a Hugging Face GPT-2 or Llama, a run, an export. It sets the model's shape and
             tokenizer.

@@ -97,6 +97,20 @@ def test_auto_gives_way_to_what_is_said():
     assert (roles["up"], roles["value"], roles["key"], roles["query"]) == (S, None, E, gnomon.Sphere(least=1.0))
 
 
+@pytest.mark.parametrize("name", ["ours", "ours-gqa", "llama", "gpt2"])
+def test_the_qk_ball_bounds_the_logits_of_normed_inputs(name):
+    """Whatever query and key are, once in their balls: 45 for inputs of root mean square 1."""
+    for e in assign(MODELS[name](), "qk-ball"):
+        if e.part.role not in ("query", "key"):
+            assert e.manifold == (None if e.manifold is None else E)
+            continue
+        width, head = e.part.shape[1], e.part.head_dim
+        assert e.manifold.radius**2 * width / head**0.5 == pytest.approx(45, rel=1e-3)
+        W = e.manifold.retract(100 * torch.randn(e.part.shape))[:head]
+        x = torch.linalg.svd(W)[2][0] * width**0.5
+        assert (W @ x).square().sum() / head**0.5 <= 45 * 1.001
+
+
 def test_auto_counts_each_stack_by_itself():
     import transformers as t
 

@@ -51,7 +51,8 @@ def test_lost_runs_are_counted(loser, fate):
 def test_all_are_tuned_alike_and_carry_what_won_over():
     results = measured_as(ends)
     one = results.study
-    assert {v.name for v in one.variants} == {f"{n}, {load}" for n in auto_study.ASSIGNMENTS for load in ("short", *auto_study.LOADS)}
+    names, loads = (*auto_study.ASSIGNMENTS, auto_study.BESIDE), ("short", *auto_study.LOADS)
+    assert {v.name for v in one.variants} == {f"{name}, {load}" for name in names for load in loads}
     runs = {name: sum(run.variant == f"{name}, short" and run.tuning for run in results.measured) for name in auto_study.ASSIGNMENTS}
     assert len(set(runs.values())) == 1
     for name in auto_study.ASSIGNMENTS:

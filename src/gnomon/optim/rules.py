@@ -25,7 +25,7 @@ from gnomon import anatomy
 from gnomon.anatomy import ROLES, Anatomy, Part
 from gnomon.errors import UserError, check_name, suggest
 from gnomon.geometry.manifolds import DGram, Euclidean, Manifold, SpectralBall, SpectralSphere, Sphere, Stiefel, named
-from gnomon.optim.auto import spheres
+from gnomon.optim.auto import BY_PART
 
 NAMED: dict[str, tuple[Manifold, Manifold]] = {
     "none": (Euclidean(), Euclidean()),
@@ -39,9 +39,6 @@ NAMED: dict[str, tuple[Manifold, Manifold]] = {
 }
 """Attention's and the MLP's manifold by name: the five of arXiv 2606.13276, of which "none" is plain Muon; and one norm held
 throughout (`gnomon.geometry.norm_manifolds`)."""
-
-AUTO = "auto"
-"""The assignment that decides for each matrix by itself (`gnomon.optim.auto`)."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ def assign(
     Args:
         model: any module whose anatomy is known (ours, the usual Hugging Face decoders), with its parameters.
         name: one of the paper's five, "none", "stiefel", "dgram", "hetero", "hetero-inv"; or "sphere", "spectral-ball",
-            "spectral-sphere"; or "auto" (`gnomon.optim.auto`), where nothing is to be chosen.
+            "spectral-sphere"; or "auto" and "qk-ball" (`gnomon.optim.auto`), which look at each matrix.
         attention: manifold of the attention projections, in place of the name's.
         mlp: manifold of the MLP's projections.
         rules: ordered rules of the user, before these.
@@ -157,8 +154,8 @@ def assign(
         raise UserError("give `parts` or `config`: an anatomy that was read already reads no config")
     parts = anatomy.read(model, config) if parts is None else parts
     if name is not None:
-        check_name("assignment", name, (*NAMED, AUTO))
-    automatic = spheres(parts) if name == AUTO else None
+        check_name("assignment", name, (*NAMED, *BY_PART))
+    automatic = BY_PART[name](parts) if name in BY_PART else None
     usual = NAMED[name if name in NAMED else "none"]
     chosen = [usual[i] if given in (None, "none") else named(given) for i, given in enumerate((attention, mlp))]
     wanted = [*rules, Rule("attention", chosen[0]), Rule("mlp", chosen[1])]

@@ -1,6 +1,6 @@
 """`gnomon study auto`: does `gnomon.assign(model, "auto")` keep up with whichever assignment is best, without being told which?
 
-Seven assignments on Pre-LN under six loads: short, long, deep, a quarter of the init, and the rate that won on short times 8 and
+Eight assignments on Pre-LN under six loads: short, long, deep, a quarter of the init, and the rate that won on short times 8 and
 times 32. Each has its rate, decay and momentum tuned on short by the same search; long and deep search the rate again around what
 won. The aim is set before any compared run: on every load but the last within 0.01 nats of the best of the other six, and no run
 lost, also where others are.
@@ -23,6 +23,10 @@ from gnomon.train.recipe import unread
 
 AUTO, BASELINE = "auto", "muon"
 ASSIGNMENTS = (BASELINE, "none", "hetero", "stiefel", "dgram", "sphere", AUTO)
+
+BESIDE = "qk-ball"
+"""Compared with all, and no claim asks for it: the other rule that did well on the tuning seed, with torch Muon's shape factor."""
+
 SMOKE = ("muon, short", "auto, short")
 
 MARGIN = 0.01
@@ -63,8 +67,10 @@ CLOSE = ("short", "long", "deep", "init / 4", "rate x 8")
 def study(scale: str, changes: dict[str, Any]) -> Study:
     """Every assignment under every load."""
     variants = []
-    for name in ASSIGNMENTS:
+    for name in (*ASSIGNMENTS, BESIDE):
         recipe = replace(sized(scale, "gpt2-small", ("pre-norm", name), TINY, SMALL), changes, shared=True)
+        if name == BESIDE:
+            recipe = replace(recipe, {"optim.scale": "muon"})
         variants.append(_variant(name, "short", recipe, (recipe.optim.lr,), space=space_of(recipe)))
         for load, (change, share, factors) in LOADS.items():
             moved = change(recipe)

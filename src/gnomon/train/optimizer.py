@@ -13,7 +13,7 @@ from torch import nn
 from gnomon import anatomy
 from gnomon.errors import UserError
 from gnomon.geometry.manifolds import DGram, Manifold, SpectralBall, SpectralSphere, Stiefel
-from gnomon.optim import AUTO, NAMED, Assignment, ManifoldMuon, PlacementWarning, assign, quiet_step
+from gnomon.optim import BY_PART, NAMED, Assignment, ManifoldMuon, PlacementWarning, assign, quiet_step
 from gnomon.train.recipe import OptimConfig
 
 
@@ -25,8 +25,8 @@ def assignment(model: nn.Module, config: OptimConfig) -> Assignment | None:
     """
     if config.name != "manifold-muon":
         return None
-    if config.assignment == AUTO:
-        assigned = assign(model, AUTO)
+    if config.assignment in BY_PART:
+        assigned = assign(model, config.assignment)
     else:
         attention, mlp = (_configured(manifold, config) for manifold in NAMED[config.assignment])
         assigned = assign(model, attention=attention, mlp=mlp)
@@ -94,7 +94,7 @@ def _manifold_muon(assigned: Assignment, config: OptimConfig) -> torch.optim.Opt
         lr=config.lr,
         momentum=config.momentum,
         direction=config.direction,
-        weight_decay=config.weight_decay if config.assignment == "none" else config.manifold_decay,
+        weight_decay=config.weight_decay if config.assignment in ("none", "qk-ball") else config.manifold_decay,
         scale=config.scale,
         steps=config.solver_steps,
         adamw_lr=config.adamw_lr,

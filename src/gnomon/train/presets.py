@@ -49,6 +49,7 @@ def tiny(residual: str = "pre-norm", assignment: str = "adamw") -> Recipe:
 
 ASSIGNMENTS = (
     "adamw", "muon", "none", "stiefel", "dgram", "hetero", "hetero-inv", "sphere", "spectral-ball", "spectral-sphere", "auto",
+    "qk-ball",
 )  # fmt: skip
 
 TINY_LR = {

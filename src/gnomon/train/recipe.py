@@ -63,7 +63,7 @@ class OptimConfig:
         adamw_weight_decay: of AdamW's matrices under "muon" and "manifold-muon"; None for `weight_decay`.
         clip: bound on the global gradient norm; None for none.
         assignment: manifolds of attention and MLP: "none", "stiefel", "dgram", "hetero", "hetero-inv" (arXiv 2606.13276),
-            "sphere", "spectral-ball", "spectral-sphere", "auto". On "sphere" and "auto" `lr` is the relative length of a step.
+            "sphere", "spectral-ball", "spectral-sphere", "auto", "qk-ball". On "sphere" and "auto" `lr` is the relative length of a step.
         direction: "msign", or "adam" under "sphere" or "auto": AdamW's update, with `betas` and `eps` (AdamH, arXiv 2606.16899).
         manifold_decay: weight decay of matrices on a manifold, where it means something; none in the paper.
         momentum: of the matrices.
@@ -120,7 +120,7 @@ class OptimConfig:
 _MANIFOLDS = {
     "none": ("none",), "stiefel": ("stiefel",), "dgram": ("dgram",), "hetero": ("stiefel", "dgram"),
     "hetero-inv": ("dgram", "stiefel"), "sphere": ("sphere",), "spectral-ball": ("spectral-ball",),
-    "spectral-sphere": ("spectral-sphere",), "auto": ("sphere",),
+    "spectral-sphere": ("spectral-sphere",), "auto": ("sphere",), "qk-ball": ("none",),
 }  # fmt: skip
 
 
