@@ -38,6 +38,8 @@ def test_what_does_not_fit_is_told(llama, tmp_path):
         read_rows(llama, write_tokens(tmp_path / "large.bin", np.arange(100, 201)))
     with pytest.raises(UserError, match="--tokens 5: 32 at least"):
         read_rows(llama, tmp_path / "large.bin", tokens=5)
+    with pytest.raises(UserError, match="a mixture, which has no beginning"):
+        read_rows(llama, "0.5*jargon + 0.5*jargon")
     (tmp_path / "text.txt").write_text("words " * 100)
     with pytest.raises(UserError, match="no tokenizer that transformers opens .* token file"):
         read_rows(llama, tmp_path / "text.txt")

@@ -41,7 +41,7 @@ class Streamed:
         predicts: whether its logits are those of the next token.
     """
 
-    def __init__(self, model: nn.Module, sources: Sources):
+    def __init__(self, model: Any, sources: Sources):
         self.model, self.sources, self.checkpoint = model, sources, sources.checkpoint
         self.prefix, self.blocks = blocks_of(model)
         self.predicts = has_next_token_head(model)

@@ -81,9 +81,9 @@ def estimate(streamed: Streamed, B: int, T: int, *, removal: bool = False) -> Es
 
 def _flops_a_second(size: int = 512, seconds: float = 0.1) -> float:
     x = torch.ones(size, size)
-    x @ x  # the first wakes the threads
+    torch.mm(x, x)  # the first wakes the threads
     done, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
-        x @ x
+        torch.mm(x, x)
         done += 1
     return 2 * size**3 * done / (time.perf_counter() - started)

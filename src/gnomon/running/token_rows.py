@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnomon import data
 from gnomon.data.plain_text import read_text
+from gnomon.data.tokens import Tokens
 from gnomon.errors import UserError
 from gnomon.evaluation.loading import run_of_path
 from gnomon.run_folder import RECIPE
@@ -57,9 +58,9 @@ class _Words:
     """A tokenizer as it is needed here: ids of a text, and what goes around them."""
 
     name: str
-    encode: Callable[[str], Sequence[int]]
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    encode: Callable[[str], Sequence[int]] = lambda _: ()
 
 
 def read_rows(streamed: Streamed, text: str | Path, tokens: int = 4096, length: int | None = None) -> Rows:
@@ -82,7 +83,9 @@ def read_rows(streamed: Streamed, text: str | Path, tokens: int = 4096, length: 
         ids_N = _encoded(words, read_text(Path(text)), tokens)
     else:
         found = data.open_tokens(str(text))
-        words, ids_N = _Words(found.tokenizer or "unknown", list), np.asarray(found[0:tokens], dtype=np.int64)
+        if not isinstance(found, Tokens):
+            raise UserError(f"{text} is a mixture, which has no beginning to read from. Give one text or token file.")
+        words, ids_N = _Words(found.tokenizer or "unknown"), np.asarray(found[0:tokens], dtype=np.int64)
     around = len(words.before) + len(words.after)
     own = min(length - around, len(ids_N))
     if own < SHORTEST:
@@ -127,7 +130,7 @@ def _own_tokenizer(streamed: Streamed) -> _Words:
     if streamed.model.config.model_type == "gnomon" and (run_of_path(file.parent) / RECIPE).exists():
         run = run_of_path(file.parent)
         ours = open_tokenizer(load_recipe(run), run)
-        return _Words(ours.name, lambda text: ours.encode(text).tolist(), (ours.end_of_text,))
+        return _Words(ours.name, (ours.end_of_text,), encode=lambda text: ours.encode(text).tolist())
     where: dict[str, Any] = {"gguf_file": gguf_file(checkpoint).name} if is_gguf(checkpoint) else {}
     with quietly():
         try:
@@ -140,10 +143,7 @@ def _own_tokenizer(streamed: Streamed) -> _Words:
             ) from error
         before, after = _around(theirs)
     return _Words(
-        "the model's own",
-        lambda text: theirs(text, add_special_tokens=False, verbose=False).input_ids,
-        before,
-        after,
+        "the model's own", before, after, lambda text: theirs(text, add_special_tokens=False, verbose=False).input_ids
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gnomon.checkpoints import Checkpoint
 from gnomon.checkpoints.checkpoint import Buffer
@@ -38,7 +38,7 @@ class Sources:
     missing: tuple[str, ...]
 
     @torch.no_grad()
-    def load(self, model: nn.Module, names: tuple[str, ...]) -> None:
+    def load(self, model: Any, names: tuple[str, ...]) -> None:
         """Put these tensors of the checkpoint, as fp32, into the parameters they make.
 
         Raises:
@@ -71,7 +71,7 @@ class _Stored:
         return self.checkpoint.read(self.name)
 
 
-def sources_of(model: nn.Module, checkpoint: Checkpoint) -> Sources:
+def sources_of(model: Any, checkpoint: Checkpoint) -> Sources:
     """Where each parameter of `model` comes from. No tensor is read."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -102,7 +102,7 @@ def _together(first: str, patterns: list[str]) -> set[str]:
     return {first} | {first.replace(plain[0], other) for other in plain[1:]}
 
 
-def _hugging_face_names(model: nn.Module, checkpoint: Checkpoint) -> Checkpoint:
+def _hugging_face_names(model: Any, checkpoint: Checkpoint) -> Checkpoint:
     """A GGUF file under the names and in the forms of Hugging Face's checkpoint."""
     import gguf
     from transformers import modeling_gguf_pytorch_utils as forms
