@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -195,6 +196,12 @@ def test_remedies_can_be_followed():
             assert set(said.split(", ")) <= set(residual_names()), f"{rule.name}: {said}"
         for said in re.findall(r"assignment ([a-z-]+(?:, [a-z-]+)*)\)", rule.remedy):
             assert set(said.split(", ")) <= set(ASSIGNMENTS), f"{rule.name}: {said}"
+
+
+def test_the_page_has_the_evidence_of_every_rule():
+    page = (Path(__file__).parents[2] / "docs/results/warnings.md").read_text(encoding="utf-8")
+    for rule in RULES:
+        assert rule.evidence == f"docs/results/warnings.md#{rule.name}" and f"\n### {rule.name}\n" in page
 
 
 def test_readings():

@@ -12,7 +12,7 @@ import pytest
 from gnomon import studies
 from gnomon.diagnosis import RULES, Rule
 from gnomon.errors import UserError
-from gnomon.studies import warning_records, warning_verdict, warnings_study
+from gnomon.studies import warning_page, warning_records, warning_verdict, warnings_study
 from gnomon.studies.warning_verdict import WatchedRun, judge, shares
 from gnomon.studies.watched_run import WatchedRecipe
 
@@ -100,12 +100,12 @@ def test_packed_records_say_the_same(tmp_path):
     warning_records.pack([made], tmp_path / "file.gz")
     (back,) = warning_records.unpack(tmp_path / "file.gz")
     assert (back.name, back.seed, back.half, back.losses[-1][0]) == ("bf16 weights", 0, "set", 8)
-    assert back.losses == [(step, pytest.approx(loss, rel=1e-3)) for step, loss in made.losses]
+    assert back.losses == [(step, pytest.approx(loss, rel=5e-3)) for step, loss in made.losses]
     eager = [dataclasses.replace(rule, limit=-math.inf if not rule.below else math.inf, lasting=1) for rule in RULES]
     said, said_back = (judge([one], eager)[0].warnings for one in (made, back))
     assert [(w.rule, w.step, w.places[:1]) for w in said] == [(w.rule, w.step, w.places[:1]) for w in said_back] and said
     for a, b in zip(said, said_back):
-        assert a.value == pytest.approx(b.value, rel=0.01, abs=1e-3)
+        assert a.value == pytest.approx(b.value, rel=0.03, abs=1e-2)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
@@ -115,6 +115,12 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     for name in ("text", "other.gz", "none"):
         with pytest.raises(UserError, match="no records"):
             warning_records.unpack(tmp_path / name)
+
+
+def test_the_page_says_what_its_records_say():
+    """The figures of docs/results/warnings.md come from the file beside it, by the rules as they are."""
+    page = (RECORDS.parents[1] / "warnings.md").read_text(encoding="utf-8")
+    assert warning_page.text(warning_records.unpack(RECORDS)).strip() in page
 
 
 def test_recipes_of_watched_runs():

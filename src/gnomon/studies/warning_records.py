@@ -1,7 +1,7 @@
 """The records of many watched runs in one small file, from which warnings are judged again without a run.
 
 One JSON object a line, gzipped: a run's name, seed, half, kind and twin; the loss of every step; and, as columns over the measured
-records, all that a rule reads, to four digits, heads reduced as `gnomon.series` says.
+records, all that a rule reads, to three digits, heads reduced as `gnomon.series` says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.diagnosis import RULES
-from gnomon.diagnosis.readings import by_place
+from gnomon.diagnosis.readings import by_place, role
 from gnomon.errors import UserError
 from gnomon.files import atomic, restored, spelled
 from gnomon.series import known
@@ -23,6 +23,9 @@ from gnomon.studies.warning_verdict import WatchedRun
 
 EVERY_STEP = ("loss", "grad_norm")
 MEASURED = tuple(dict.fromkeys(key for rule in RULES for key in rule.reads if key not in (*EVERY_STEP, "unigram")))
+
+ROLES = {"sigma_max": ("query", "key")}
+"""Of these series rules look at these roles alone."""
 
 
 def pack(runs: Iterable[WatchedRun], file: Path) -> None:
@@ -56,7 +59,7 @@ def _packed(run: WatchedRun) -> dict[str, Any]:
             series[key] = [_short(record.get(key)) for record in measured]
             continue
         found = [by_place(record, key) for record in measured]
-        places = dict.fromkeys(place for values in found for place in values)
+        places = dict.fromkeys(place for values in found for place in values if role(place) in ROLES.get(key, (role(place),)))
         series[key] = {place: [_short(values.get(place)) for values in found] for place in places}
     return {
         "name": run.name, "seed": run.seed, "half": run.half, "kind": run.kind, "twin": run.twin,
@@ -84,4 +87,4 @@ def _unpacked(line: dict[str, Any]) -> WatchedRun:
 
 
 def _short(value: float | None) -> float | None:
-    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else value
+    return float(f"{value:.3g}") if value is not None and math.isfinite(value) else value
