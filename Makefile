@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow lint bench docs clean
+.PHONY: run test test-slow lint bench docs release-check clean
 
 # The same small model on the embedded corpus: the usual Pre-LN + AdamW, then what gnomon recommends; and both side by side.
 run: .venv/run
@@ -26,6 +26,10 @@ lint: .venv/dev
 # The site, in site/: guides, results, reference. A broken link, an undocumented public name or an unrendered equation fails.
 docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir site
+
+# Wheel and sdist: contents, size, and what they do in clean environments, with the core alone and with each extra.
+release-check: .venv/dev
+	$(BIN)/python tools/release_check.py
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks
