@@ -123,6 +123,20 @@ def test_inspect_refuses_its_outputs_before_the_work(where, tmp_path, monkeypatc
         assert "folder" in capsys.readouterr().err
 
 
+def test_training_without_the_extra_report_ends_well_and_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "altair", None)
+    done = gnomon("train", "tiny", "--steps", 1, "--out", tmp_path / "run", "--set", *SMALL)
+    assert done.returncode == 0 and "gnomon[report]" in done.stdout
+
+
+def test_exporting_without_the_extra_hf_names_it(run, tmp_path):
+    """In a process of its own, where nothing has imported transformers yet."""
+    code = "import sys; sys.modules['transformers'] = None; from gnomon import cli; sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "export", str(run), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "gnomon[hf]" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_lists(capsys):
     assert cli.main(["residuals"]) == 0 and "proj-spheret" in capsys.readouterr().out
     assert cli.main(["doctor"]) == 0 and "torch.compile" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import gnomon
 from gnomon import continuity, evaluation, report, studies
-from gnomon.errors import UserError, printable, refused
+from gnomon.errors import MissingExtra, UserError, printable, refused
 from gnomon.files import check_writable, read_json, write_json
 from gnomon.progress import tell
 from gnomon.train import Recipe
@@ -101,7 +101,10 @@ def train(
             print(f"stopped after step {record['step']}, saved; the same command continues")
         raise KeyboardInterrupt
     if is_main():
-        print(f"wrote {evaluation.report_of(folder)}")
+        try:
+            print(f"wrote {evaluation.report_of(folder)}")
+        except MissingExtra as error:
+            print(f"wrote {folder}, without a report: {error}")
 
 
 def _several(recipe: Recipe, folder: Path, sinks: tuple[str, ...], processes: int) -> int:

@@ -36,6 +36,10 @@ class UserError(ValueError):
         return os.environ.get(number, "0") == "0"
 
 
+class MissingExtra(UserError):
+    """A package of one of gnomon's extras is not installed; the message says how to install it."""
+
+
 def suggest(given: str, options: Iterable[str]) -> str:
     """A sentence naming the nearest valid names: `Did you mean 'sphere'?` or the whole (short) list."""
     options = sorted(options)

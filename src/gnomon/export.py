@@ -25,11 +25,14 @@ from gnomon import evaluation
 from gnomon.data.tokenizers import Tokenizer
 from gnomon.errors import UserError
 from gnomon.files import atomic_folder, flatten, read_json, write_json
-from gnomon.models.hf import fresh_process, gpt2_llama, remote_code
+from gnomon.models.hf import gpt2_llama, remote_code
 from gnomon.models.hf.card import model_card
 from gnomon.models.transformer import Transformer
 from gnomon.run_folder import ENVIRONMENT, RECIPE, locate, read_metrics
 from gnomon.train.recipe import Recipe, to_dict
+
+# Run as a program, never imported: it needs transformers.
+_FRESH_PROCESS = Path(gpt2_llama.__file__).with_name("fresh_process.py")
 
 TEXT = "The blade of a sundial is its gnomon. Шадоў, 影 — naïve?\n\tIt's 12 o'clock."
 CLOSE = 1e-4
@@ -235,7 +238,7 @@ def _in_fresh_process(folder: Path, work: Path, tokens: Tensor) -> tuple[Tensor,
     # Code from the folder is copied into a cache, which here is thrown away.
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(work / "modules")}
     done = subprocess.run(
-        [sys.executable, "-P", str(fresh_process.__file__), str(folder), str(work), str(torch.get_num_threads())],
+        [sys.executable, "-P", str(_FRESH_PROCESS), str(folder), str(work), str(torch.get_num_threads())],
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
     if done.returncode:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnomon.errors import UserError
+from gnomon.errors import MissingExtra, UserError
 from gnomon.report.chart_data import extent, groups, log_ticks, short
 from gnomon.report.chart_options import Axis, Series
 from gnomon.report.theme import DASHES, SERIES, theme
@@ -21,7 +21,7 @@ def need(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f"reports need the package {module!r}, which cannot be imported ({error}). "
+        raise MissingExtra(f"reports need the package {module!r}, which cannot be imported ({error}). "
                         'Install it: pip install "gnomon[report]"') from error
 
 

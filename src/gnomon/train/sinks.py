@@ -81,7 +81,7 @@ def check_sinks(names: Sequence[str]) -> None:
     for name in names:
         package = getattr(SINKS[check_name("sink", name, SINKS)], "package", None)
         if package is not None and not importlib.util.find_spec(package):
-            raise UserError(f"the sink {name!r} needs a package that is not installed: pip install {package}")
+            raise UserError(f'the sink {name!r} needs a package that is not installed: pip install {package}, or "gnomon[track]"')
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
