@@ -110,6 +110,7 @@ def test_the_example_warns_before_it_is_too_late(tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "run" / WARNINGS).read_text().splitlines()]
     assert [(line["rule"], line["step"]) for line in lines] == [(one.rule, one.step) for one in told]
     assert "What to do" in capsys.readouterr().err
-    # Drawn like any run, with its warnings.
-    page = report.run_report([tmp_path / "run"], tmp_path / "report.html", figures=False).read_text()
-    assert "saturation" in page
+    # Read like any run, with its settings and its warnings.
+    (run,) = report.read_runs([tmp_path / "run"])
+    assert run.recipe == {"lr": 0.1} and {one.rule for one in run.warnings} == {one.rule for one in told}
+    assert report.summary(run)["first_warning"] == next(f"{one.rule}, step {one.step}" for one in told if one.level == "warning")
