@@ -72,13 +72,14 @@ def test_what_counts_as_caught_and_as_a_false_alarm():
     assert told == {"loud and well": "false alarm", "too late": "missed", "silent": "missed", "unharmed": "did not fail"}
 
 
-def test_the_halves_share_no_setting():
-    """Each way to fail is in both, and no recipe is in both."""
-    kinds = {half: {case.kind for case in warnings_study.CASES.values() if case.half == half} for half in ("set", "judged")}
-    assert kinds["set"] == kinds["judged"] and len(kinds["set"] - {"healthy"}) >= 6
+def test_the_parts_share_no_setting():
+    """Each way to fail is in all of them, and no recipe is in two."""
+    kinds = {half: {case.kind for case in warnings_study.CASES.values() if case.half == half} for half in warnings_study.PARTS}
+    assert kinds["set"] == kinds["judged"] == kinds["fresh"] and len(kinds["set"] - {"healthy"}) >= 6
     recipes = {v.name: v.recipe for v in studies.load("warnings").variants}
-    halves = [[recipes[case.name] for case in warnings_study.CASES.values() if case.half == half] for half in ("set", "judged")]
-    assert not [one for one in halves[0] if one in halves[1]]
+    halves = [[recipes[case.name] for case in warnings_study.CASES.values() if case.half == half] for half in warnings_study.PARTS]
+    for i, part in enumerate(halves):
+        assert not [one for one in part for other in halves[i + 1 :] if one in other]
     for case in warnings_study.CASES.values():
         twin = warnings_study.CASES.get(case.twin)
         assert (case.kind == "healthy") == (twin is None) and (twin is None or (twin.kind, twin.half) == ("healthy", case.half))

@@ -30,7 +30,7 @@ COLLAPSE = Rule(
     "collapse",
     ("stream_coherence",),
     coherence,
-    limit=0.95,
+    limit=0.98,
     what="hidden states after {where} are one point (coherence {value:.3f}; 1: all tokens are parallel)",
     why="What follows cannot tell tokens apart: the loss stays at the entropy of single tokens, and the way back has little gradient",
     remedy="model.head_bias=true, so that the stream need not carry token frequencies (docs/log.md, 2026-11-29); on a sphere a "

@@ -1,7 +1,7 @@
 """What docs/results/warnings.md says of the records beside it, made from them alone.
 
     python -m gnomon.studies.warning_page docs/results/outcomes/warnings.jsonl.gz              judge again, and print
-    python -m gnomon.studies.warning_page FILE runs/study-warnings-tiny                        make the file of a study's runs first
+    python -m gnomon.studies.warning_page FILE runs/study-warnings-tiny                        put a study's runs into the file first
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ from gnomon.diagnosis import RULES, Rule, course
 from gnomon.studies import warning_records, warning_verdict, warnings_study
 from gnomon.studies.warning_verdict import Judged, WatchedRun
 
-HALVES = (("judged", "Runs that no limit was fixed on"), ("set", "Runs that the limits were fixed on"))
+PARTS = (
+    ("fresh", "Runs that no limit was fixed on"),
+    ("judged", "Runs that the first limits were judged on, and three then moved by"),
+    ("set", "Runs that the first limits were fixed on"),
+)
 
 
 def text(runs: Sequence[WatchedRun]) -> str:
     """Shares, tables and, rule by rule, the evidence; Markdown."""
     judged = warning_verdict.judge(runs)
     parts = []
-    for half, title in HALVES:
+    for half, title in PARTS:
         at = warning_verdict.shares(judged, half)
         parts += [
             f"## {title}",
@@ -69,7 +73,10 @@ def extreme(rule: Rule, run: WatchedRun) -> float | None:
 
 def main(file: str, study_folder: str | None = None) -> None:
     if study_folder is not None:
-        warning_records.pack(warnings_study.runs_in(Path(study_folder)), Path(file))
+        known = warning_records.unpack(Path(file)) if Path(file).exists() else []
+        new = list(warnings_study.runs_in(Path(study_folder)))
+        again = {(run.name, run.seed) for run in new}
+        warning_records.pack([run for run in known if (run.name, run.seed) not in again] + new, Path(file))
     print(text(warning_records.unpack(Path(file))))
 
 

@@ -31,7 +31,7 @@ class WatchedRun:
 
     Args:
         name, seed: the case, and its seed.
-        half: "set" where thresholds were fixed on it, "judged" where they were not.
+        half: the part it belongs to: "set", "judged" or "fresh", see `warnings_study`.
         kind: how it was made to fail; "healthy" where it was not.
         twin: name of the run in which that is mended.
         records: all of it.
@@ -171,7 +171,7 @@ def by_rule(judged: Sequence[Judged], rules: Sequence[Rule] = RULES) -> list[dic
     rows = []
     for rule in rules:
         row: dict[str, Any] = {"rule": rule.name, "level": rule.level, "limit": f"{'≤' if rule.below else '≥'} {rule.limit:g}"}
-        for half in ("set", "judged"):
+        for half in ("set", "judged", "fresh"):
             for fate in ("failed", "healthy"):
                 here = [one for one in judged if one.run.half == half and one.fate == fate]
                 spoke = sum(any(w.rule == rule.name for w in one.warnings) for one in here)
