@@ -443,7 +443,7 @@ def study(
     """Re-run a paper as a grid of runs, with tuned baselines, several seeds and a verdict; the same command continues.
 
     Args:
-        name: residuals, manifolds, continuity or recipe.
+        name: residuals, manifolds, continuity, drift, instability, recipe, auto, map or warnings.
         scale: smoke (whether it works, two minutes), tiny (eight minutes to an hour on two cores), small (hours on a laptop
             or one GPU) or paper.
         seeds: compared seeds; the tuning seed comes on top.
