@@ -176,3 +176,12 @@ def test_gradients_that_leave_their_format():
     found = matrix_numbers.of_gradient(G)
     assert found["gradient_overflow"] == 2 and found["gradient_underflow"].item() == pytest.approx(2 / 5)
     assert matrix_numbers.of_gradient(torch.full((3, 3), 2.0))["gradient_norm"].item() == pytest.approx(6)
+
+
+def test_the_sample_is_not_of_one_position():
+    """Rows as long as a stretch: every 64th token would be the first of its row."""
+    positions = states.scattered(64 * 256, 256) % 64
+    assert len(positions.unique()) == states.TURNS
+    assert states.scattered(7, 7).tolist() == list(range(7)) and states.scattered(0, 0).numel() == 0
+    halves = [states.scattered(512, 16) + i * 512 for i in range(2)]
+    assert torch.equal(torch.cat(halves), states.scattered(1024, 32))

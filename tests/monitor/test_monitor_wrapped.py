@@ -77,7 +77,7 @@ else:
             block.compile(backend="eager")
         fully_shard(block)
     fully_shard(other)
-settings = dict(every=2, sample=24, rows=8, track_every=2)
+settings = dict(every=2, sample=32, rows=8, track_every=2)
 one, two = gnomon.Monitor(plain, **settings), gnomon.Monitor(other, **settings)
 optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, other)]
 for step in range(3):

@@ -18,6 +18,8 @@ from gnomon.geometry.sphere import widen
 SAMPLE = 256
 """Tokens of the whole batch whose states go into the measures that need them side by side."""
 
+TURNS = 8
+
 
 @dataclass(frozen=True)
 class StateSums:
@@ -28,7 +30,7 @@ class StateSums:
         unit_D: sum of g / |g|.
         square_D: sum of g^2 by channel.
         peak_3: the largest |entry| of g, its channel, and the position of its token.
-        sample_nD: g of evenly spaced tokens.
+        sample_nD: g of tokens from all over the batch, see `scattered`.
     """
 
     sums_5: Tensor
@@ -60,7 +62,7 @@ def add_up(h: Tensor, g: Tensor, e: Tensor, keep: Tensor | None = None, sample: 
         unit_D=w_ND.sum(0),
         square_D=g_ND.square().sum(0),
         peak_3=torch.stack([largest, (at % D).to(largest), position.to(largest)]),
-        sample_nD=g_ND[spread(N, min(sample, N), g.device)].clone(),
+        sample_nD=g_ND[scattered(N, min(sample, N), g.device)].clone(),
     )  # fmt: skip
 
 
@@ -108,3 +110,10 @@ def effective_rank(g_nD: Tensor) -> Tensor:
 def spread(length: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """`count` evenly spaced numbers of 0 … length - 1. Of the halves of a batch they are the halves of the whole batch's."""
     return torch.arange(count, device=device) * length // max(count, 1)
+
+
+def scattered(length: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """The same, by turns at eight places within a stretch: a stretch as long as a row would show one position of the rows alone.
+    The halves are those of the whole where each half's count is a multiple of eight."""
+    turn = torch.arange(count, device=device) % TURNS
+    return spread(length, count, device) + turn * (length // max(count, 1)) // TURNS
