@@ -235,6 +235,7 @@ def test_writes_the_page_and_the_figures(tmp_path):
         f"loss.{ending}" for ending in ("png", "svg", "csv")}
 
 
+@pytest.mark.slow
 def test_records_by_place_are_drawn_as_lists_were(tmp_path):
     """The record of a monitor: sublayers and blocks by name, a list of heads a block."""
     places = [f"text.{i}.{name}" for i in range(LAYERS) for name in ("attention", "mlp")]

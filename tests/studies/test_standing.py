@@ -91,6 +91,7 @@ def test_a_file_is_read_for_the_estimate_and_not_written(tmp_path, capsys):
     assert not (tmp_path / "study").exists() and (tmp_path / "known.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_study_tells_what_is_left_before_it_starts(tmp_path, capsys):
     sizes = [f"{key}={value}" for key, value in (TINY | {"steps": 2}).items()]
     command = ["study", "recipe", "--scale", "smoke", "--variants", "Pre-LN + AdamW", "--seeds", "1", "--out", str(tmp_path)]

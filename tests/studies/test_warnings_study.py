@@ -118,6 +118,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
             warning_records.unpack(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_the_page_says_what_its_records_say():
     """The figures of docs/results/warnings.md come from the file beside it, by the rules as they are."""
     page = (RECORDS.parents[1] / "warnings.md").read_text(encoding="utf-8")
