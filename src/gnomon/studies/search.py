@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,13 +153,21 @@ def _rates(trial: Trial, budget: Budget, score: Score, rate: float) -> list[Rung
         moved = {**dict(trial), RATE: float(f"{start * factor:.3g}")}
         return Rung(trial if factor == 1.0 else tuple(moved.items()), 1, 1.0)
 
-    factors = [0.5, 1.0, 2.0]
-    for _ in range(budget.widen):
-        winner = _lowest([at(factor) for factor in factors], score)
-        if winner == at(factors[0]):
-            factors.insert(0, factors[0] / 2)
-        elif winner == at(factors[-1]):
-            factors.append(factors[-1] * 2)
+    return [at(factor) for factor in widened((0.5, 1.0, 2.0), lambda factor: score(at(factor)), budget.widen)]
+
+
+def widened(grid: Sequence[float], score: Callable[[float], float | None], times: int) -> list[float]:
+    """An ascending grid, made longer by its own step, at most so many times, while the best of its values is at an edge."""
+    grid = list(grid)
+    for _ in range(times if len(grid) > 1 else 0):
+        scores = [found for value in grid if (found := score(value)) is not None]
+        if len(scores) < len(grid):
+            break
+        best = scores.index(min(scores))
+        if best == 0:
+            grid.insert(0, grid[0] ** 2 / grid[1])
+        elif best == len(grid) - 1:
+            grid.append(grid[-1] ** 2 / grid[-2])
         else:
             break
-    return [at(factor) for factor in factors]
+    return grid

@@ -231,18 +231,12 @@ def tuned(study: Study, variant: Variant, measured: Measured) -> Trial | None:
 def rates(study: Study, variant: Variant, measured: Measured) -> list[float]:
     """The grid, widened by its own step (at most `study.widen` times) while the best rate lies at an edge."""
     variant = resolved(study, variant, measured) or variant
-    grid = list(variant.rates)
-    for _ in range(study.widen if len(grid) > 1 else 0):
-        scores = {r: measured[run].score for r in grid if (run := _tuning_run(variant, r)) in measured}
-        if len(scores) < len(grid):
-            break
-        best = min(grid, key=lambda r: scores[r])
-        if best == grid[0]:
-            grid.insert(0, grid[0] ** 2 / grid[1])
-        elif best == grid[-1]:
-            grid.append(grid[-1] ** 2 / grid[-2])
-        else:
-            break
+
+    def score(rate: float) -> float | None:
+        found = measured.get(_tuning_run(variant, rate))
+        return None if found is None else found.score
+
+    grid = search.widened(variant.rates, score, study.widen)
     return [float(f"{r:.3g}") for r in grid]
 
 
