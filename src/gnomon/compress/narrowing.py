@@ -1,0 +1,106 @@
+"""Fewer channels between two matrices: which stay, and what the second matrix becomes (the pieces of MoDeGPT, arXiv 2408.09632).
+
+A sublayer makes channels z of the stream and maps them back, y = W z. Keep fewer, z' = P z, and the best second matrix is the one of
+least squares, W' z' ~ W z (`refit`). P is a choice of channels in an MLP (`leverage`), where the nonlinearity leaves no other, and a
+few directions in each value head (`value_directions`), where any will do. Queries and keys meet in a product and nothing is refitted
+(`query_key`).
+
+All sums are float64. Moments are raw second moments E[z z^T] over tokens; their scale does not matter.
+
+Legend: N channels, K those kept, M outputs, H query heads that share a key or value head, C channels of a head, R those kept of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Of the mean of a moment matrix's diagonal: keeps a solve defined where channels are dead or copies of each other.
+_RIDGE = 1e-8
+
+
+def leverage(moment_NN: Tensor, count: int) -> Tensor:
+    """The `count` channels with the largest ridge leverage scores, ascending, int64 (Nystrom; arXiv 2408.09632, Algorithm 1).
+
+    The score of a channel is diag(S (S + ridge)^-1), the share of it that the others cannot stand in for. The paper's ridge is 1,
+    which depends on the scale of S; ours is the mean energy per kept channel of what any `count` directions must lose, for which
+    the error is bounded (arXiv 1511.07263, Definition 1).
+
+    Args:
+        moment_NN: second moments of the channels.
+        count: from 1 to N.
+    """
+    values_N, vectors_NN = torch.linalg.eigh(moment_NN.double())
+    values_N = values_N.clamp_min(0)
+    ridge = values_N[: len(values_N) - count].sum() / count + _RIDGE * values_N.mean()
+    # Where all is zero so is the ridge, and any choice will do.
+    score_N = vectors_NN.square() @ (values_N / (values_N + ridge).clamp_min(torch.finfo(torch.float64).tiny))
+    return score_N.topk(count).indices.sort().values
+
+
+def refit(W_MN: Tensor, moment_NN: Tensor, P_KN: Tensor) -> Tensor:
+    """W'_MK with the least E|W z - W' P z|^2, W' = W S P^T (P S P^T)^-1, in the dtype of W.
+
+    Args:
+        W_MN: reads the channels z.
+        moment_NN: S, their second moments.
+        P_KN: what is kept of them.
+    """
+    P_KN, S_NN = P_KN.double(), moment_NN.double()
+    SP_NK = S_NN @ P_KN.T
+    kept_KK = P_KN @ SP_NK
+    # Relative to each kept channel, so that a scale of its own does no harm.
+    size_K = kept_KK.diagonal().clamp_min(0)
+    ridge_K = _RIDGE * torch.where(size_K > 0, size_K, 1.0)
+    factor_KK = torch.linalg.cholesky(kept_KK + ridge_K.diag())
+    return torch.cholesky_solve((W_MN.double() @ SP_NK).T, factor_KK).T.to(W_MN.dtype)
+
+
+def value_directions(moment_CC: Tensor, W_HMC: Tensor, count: int) -> Tensor:
+    """T_RC, the `count` combinations of a value head's channels that matter most to what its output projections make of them.
+
+    With S = L L^T they are V^T L^-1, V the leading right singular vectors of W L: then W z ~ (W L V) (T z) is the best of its rank.
+    The paper weighs by the values' moments, we by those of their averages, which is what the output projection reads.
+
+    Args:
+        moment_CC: second moments of the head's averaged values, mean over the query heads that use it.
+        W_HMC: columns of the output projection, for each of those heads.
+        count: R, from 1 to C.
+    """
+    S_CC = moment_CC.double()
+    ridge = _RIDGE * S_CC.diagonal().mean()
+    ridge = torch.where(ridge > 0, ridge, 1.0)
+    L_CC = torch.linalg.cholesky(S_CC + ridge * torch.eye(len(S_CC), dtype=S_CC.dtype, device=S_CC.device))
+    right_CC = torch.linalg.svd(W_HMC.double().flatten(0, 1) @ L_CC, full_matrices=True).Vh
+    return torch.linalg.solve_triangular(L_CC, right_CC[:count], upper=False, left=False)
+
+
+def query_key(q_HC: Tensor, k_C: Tensor, unit_C: Tensor, count: int) -> Tensor:
+    """Channels of a key head, and of the query heads that share it, that make the largest part of their product, ascending (CR).
+
+    What is taken is units, a channel or a rotary pair, by |q| |k| a channel, as long as no more than `count` channels are taken; for
+    a pair both norms are those of the pair, which no rotation changes.
+
+    Args:
+        q_HC: mean square of each channel of the queries.
+        k_C: of the key.
+        unit_C: number of the unit that a channel belongs to.
+        count: from 1 to C.
+    """
+    units = int(unit_C.max()) + 1
+    zero_U = torch.zeros(units, dtype=torch.float64, device=k_C.device)
+    q_U, k_U = (zero_U.index_add(0, unit_C, square_C.double()) for square_C in (q_HC.sum(0), k_C))
+    size_U = torch.bincount(unit_C, minlength=units)
+    taken, left = [], count
+    for unit in ((q_U * k_U).sqrt() / size_U).argsort(descending=True).tolist():
+        if size_U[unit] <= left:
+            taken.append(unit)
+            left -= int(size_U[unit])
+    return torch.isin(unit_C, torch.tensor(taken, dtype=unit_C.dtype, device=unit_C.device)).nonzero()[:, 0]
+
+
+def rotary_pairs(width: int, rotated: int) -> Tensor:
+    """`unit_C` of `query_key` for a head of which the first `rotated` channels turn in pairs (i, i + rotated / 2), as all models of
+    transformers that rotate halves have them; 0 where nothing turns."""
+    half = rotated // 2
+    return torch.cat((torch.arange(half).repeat(2), torch.arange(half, width - half)))
