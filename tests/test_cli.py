@@ -146,10 +146,20 @@ def test_says_what_it_is_for_and_its_version(capsys):
     import gnomon as package
 
     assert cli.main(["--version"]) == 0 and capsys.readouterr().out == f"gnomon {package.__version__}\n"
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
+    assert cli.main(["--help"]) == 0
     told = capsys.readouterr().out.split("\n\n")
     assert told[1].startswith("Transformers with a geometry you choose and can see") and "--version" in told[2]
+    assert cli.main([]) == 2 and "which command?" in (err := capsys.readouterr().err) and told[1] in err
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_overview_says_of_a_command_what_its_own_help_says(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    listed = " ".join(cli.overview().split())
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    usage, told = capsys.readouterr().out.split("\n\n")[:2]
+    assert usage.startswith(f"usage: gnomon {name} [-h]") and f" {name} {' '.join(told.split())}" in listed
 
 
 def test_a_closed_pipe_is_no_traceback():

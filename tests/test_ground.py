@@ -200,8 +200,8 @@ def test_what_the_system_refuses_is_one_message(tmp_path, monkeypatch, capsys):
         def command(argv=None, **_):
             raise error
 
-        monkeypatch.setattr(cli.tyro.extras, "subcommand_cli_from_dict", command)
-        code = cli.main([])
+        monkeypatch.setattr(cli.tyro, "cli", command)
+        code = cli.main(["doctor"])
         return code, capsys.readouterr().err
 
     assert fails(PermissionError(13, "Permission denied", "/x/y\x1b[1m")) == (

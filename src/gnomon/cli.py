@@ -7,20 +7,24 @@ was closed). Anything else is our bug.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import gnomon
-from gnomon import continuity, evaluation, report, studies
-from gnomon.errors import MissingExtra, UserError, printable, refused
+from gnomon import continuity, evaluation, report
+from gnomon.errors import MissingExtra, UserError, printable, refused, suggest
 from gnomon.files import check_writable, read_json, write_json
 from gnomon.progress import tell
-from gnomon.train import Recipe
+
+if TYPE_CHECKING:
+    from gnomon.train import Recipe
 
 # What imports torch (or takes a while) is imported inside the commands, so that help is instant; the rooms above are lazy.
 
@@ -456,6 +460,7 @@ def study(
         dry_run: print what is left, runs, parameters, tokens, operations, memory and expected time, and stop.
         set: any other setting of the language models' recipes, e.g. --set steps=20 model.width=64.
     """
+    from gnomon import studies
     from gnomon.studies import study_estimate, study_page
 
     found = studies.load(name, scale, seeds=seeds, data=data, variants=variants, changes=_pairs(set))
@@ -549,14 +554,36 @@ COMMANDS = {
 }
 
 
+def overview() -> str:
+    """What `gnomon --help` prints: every command with the first paragraph of its docstring."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    lines = ["usage: gnomon COMMAND [-h] …", "", *(textwrap.fill(text, width) + "\n" for text in ABOUT.split("\n\n"))]
+    for name, command in COMMANDS.items():
+        told = " ".join((command.__doc__ or "").split("\n\n")[0].split())
+        lines.append(textwrap.fill(told, width, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14))
+    return "\n".join(lines)
+
+
+def _call(name: str, *arguments: str) -> None:
+    """The first word names the command, whose own parser reads the others."""
+    if name in ("-h", "--help"):
+        print(overview())
+    elif name == "--version":
+        print(f"gnomon {gnomon.__version__}")
+    elif name in COMMANDS:
+        tyro.cli(COMMANDS[name], prog=f"gnomon {name}", args=arguments)
+    else:
+        raise UserError(f"no command {printable(name)!r}. {suggest(name, COMMANDS)}")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
-    if (sys.argv[1:] if argv is None else argv) == ["--version"]:
-        print(f"gnomon {gnomon.__version__}")
-        return 0
+    arguments = sys.argv[1:] if argv is None else argv
     try:
+        if not arguments:
+            raise UserError(f"which command?\n\n{overview()}")
         try:
-            tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="gnomon", description=ABOUT, args=argv)
+            _call(*arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
