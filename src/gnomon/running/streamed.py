@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnomon import anatomy
 from gnomon.checkpoints import open_checkpoint
 from gnomon.errors import UserError
 from gnomon.running.architecture import config_of, empty_models, has_next_token_head
@@ -68,6 +69,11 @@ class Streamed:
     def table_names(self) -> list[str]:
         """The pieces outside the blocks: embedding, norms, head."""
         return [name for name in self._pieces if name not in self.block_names]
+
+    @functools.cached_property
+    def anatomy(self) -> anatomy.Anatomy:
+        """What each parameter of `model` is."""
+        return anatomy.read(self.model)
 
     @property
     def context(self) -> int:

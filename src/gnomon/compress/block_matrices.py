@@ -1,0 +1,176 @@
+"""What a method of compression is given: a block's matrices, and the second moments of what they multiply.
+
+Legend: M outputs, N inputs, B rows of text, T tokens, D channels of the stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnomon import anatomy
+from gnomon.compress.replacements import Replacement, Term
+from gnomon.running.streamed import Streamed
+
+ROLES = ("query", "key", "value", "output", "gate", "up", "down")
+"""What is made smaller. Routers, experts in one tensor, and mixers stay as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """One role's matrix.
+
+    Attributes:
+        linear: name of the module it is in, within the block: "self_attn.q_proj".
+        role: one of `ROLES`, or several with "+" where a fused tensor could not be taken apart.
+        W_MN: its numbers, fp32.
+        rows: which outputs of the linear are its own; None for all.
+        heads, head_dim: how many heads it holds and how wide they are, where known.
+    """
+
+    linear: str
+    role: str
+    W_MN: Tensor
+    rows: tuple[int, ...] | None = None
+    heads: int | None = None
+    head_dim: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BlockMatrices:
+    """A block of a model, for a method.
+
+    Attributes:
+        index: its number.
+        matrices: in stored order.
+        shapes, biases: of each linear, by name.
+        moments: C_NN = mean of x xᵀ over the calibration tokens, of each linear's input, fp64; empty before they are measured.
+        tokens: how many.
+        config: of the model.
+    """
+
+    index: int
+    matrices: tuple[Matrix, ...]
+    shapes: Mapping[str, tuple[int, int]]
+    biases: Mapping[str, Tensor | None]
+    moments: Mapping[str, Tensor]
+    tokens: int = 0
+    config: Any = None
+
+    def of(self, role: str) -> Matrix | None:
+        """The matrix of this role; None where there is none, or more than one."""
+        found = [matrix for matrix in self.matrices if matrix.role == role]
+        return found[0] if len(found) == 1 else None
+
+    def C_NN(self, matrix: Matrix) -> Tensor:
+        """Second moments of what this matrix multiplies."""
+        return self.moments[matrix.linear]
+
+    @property
+    def numel(self) -> int:
+        """Weights of all matrices."""
+        return sum(matrix.W_MN.numel() for matrix in self.matrices)
+
+
+def joined(block: BlockMatrices, terms: Mapping[int, Term]) -> dict[str, Replacement]:
+    """Linears of which every part is replaced.
+
+    Args:
+        terms: number of a matrix in `block.matrices` -> what it becomes, rows counted within the matrix.
+
+    Returns:
+        name of a linear -> what it becomes; linears none of whose matrices is in `terms` are left out.
+    """
+    found: dict[str, list[Term]] = {}
+    wanted = {block.matrices[number].linear for number in terms}
+    for number, matrix in enumerate(block.matrices):
+        if matrix.linear in wanted:
+            found.setdefault(matrix.linear, []).append(terms.get(number, Term(matrix.W_MN)).placed(matrix.rows))
+    return {name: Replacement(block.shapes[name], tuple(some), block.biases[name]) for name, some in found.items()}
+
+
+def linears_of(streamed: Streamed, index: int) -> dict[str, list[anatomy.Part]]:
+    """The linears of a block that can be replaced: name within the block -> their matrices.
+
+    They are modules of torch or transformers (Linear, Conv1D), each stored as one tensor of its own, all of it in known roles.
+    """
+    prefix = streamed.block_names[index] + "."
+    model, of = streamed.model, streamed.sources.of
+    by_tensor: dict[str, list[anatomy.Part]] = {}
+    for part in streamed.anatomy:
+        if part.name.startswith(prefix) and part.name.endswith(".weight"):
+            by_tensor.setdefault(part.name, []).append(part)
+    found = {}
+    for name, parts in by_tensor.items():
+        path = name.removesuffix(".weight")
+        stored = of.get(name, ())
+        shape = tuple(model.get_parameter(name).shape)
+        if (
+            is_linear(model.get_submodule(path))
+            and all(part.is_matrix and part.expert is None and set(part.role.split("+")) <= {*ROLES} for part in parts)
+            and len(stored) == 1
+            and streamed.checkpoint.entries[stored[0]].shape == shape
+        ):
+            found[path.removeprefix(prefix)] = parts
+    return found
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is y = W x + b and no class that does more."""
+    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+
+
+def take(streamed: Streamed, index: int, moments: Mapping[str, Tensor] | None = None, tokens: int = 0) -> BlockMatrices:
+    """A block's matrices, copied out of the model, in which the block's weights must be (`Streamed.held`)."""
+    block = streamed.model.get_submodule(streamed.block_names[index])
+    matrices, shapes, biases = [], {}, {}
+    for name, parts in linears_of(streamed, index).items():
+        linear = block.get_submodule(name)
+        first, second = linear.weight.shape
+        M, _ = shapes[name] = (second, first) if type(linear).__name__ == "Conv1D" else (first, second)
+        for part in parts:
+            rows = None if part.block.rows is None else tuple(places(part.block.rows, M))
+            W_MN = part.block.take(linear.weight.detach()).float().clone()
+            matrices.append(Matrix(name, part.role, W_MN, rows, part.heads, part.head_dim))
+        biases[name] = None if linear.bias is None else linear.bias.detach().float().clone()
+    config = streamed.model.config.get_text_config()
+    return BlockMatrices(index, tuple(matrices), shapes, biases, moments or {}, tokens, config)
+
+
+def places(cut: anatomy.Cut, length: int) -> list[int]:
+    """The entries of an axis that a cut keeps."""
+    return [place for place in range(length) if cut.start <= place % cut.period < cut.stop]
+
+
+@contextlib.contextmanager
+def measuring(block: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
+    """While open, second moments of the inputs of these linears are summed: name -> sum of x xᵀ, fp64 (N, N).
+
+    Linears that are called on the very same tensor one after the other (query, key, value) share one sum.
+    """
+    sums: dict[str, Tensor] = {}
+    last: list[Tensor] = []  # the tensor itself is held, so that no other can have its address
+
+    def see(name: str, x: Tensor) -> None:
+        if last and last[0] is x:
+            sums[name] = last[1]
+            return
+        rows_XN = x.reshape(-1, x.shape[-1])
+        C_NN = sums.get(name)
+        C_NN = torch.zeros(x.shape[-1], x.shape[-1], dtype=torch.float64) if C_NN is None else C_NN
+        for some_XN in rows_XN.split(1024):  # within so many, fp32 loses less than the text's own chance
+            C_NN += some_XN.T @ some_XN
+        sums[name] = C_NN
+        last[:] = [x, C_NN]
+
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            module = block.get_submodule(name)
+            hook = module.register_forward_pre_hook(lambda _, given, name=name: see(name, given[0]))
+            stack.callback(hook.remove)
+        yield sums
