@@ -122,6 +122,7 @@ def test_rotary_pairs_stay_pairs():
         assert len(kept) == count // 2 * 2 and set(kept.tolist()) == {(i + 4) % 8 for i in kept.tolist()}
     assert rotary_pairs(6, 4).tolist() == [0, 1, 0, 1, 2, 3]
     assert rotary_pairs(4, 0).tolist() == [0, 1, 2, 3]
+    assert rotary_pairs(6, 4, neighbours=True).tolist() == [0, 0, 1, 1, 2, 3]
 
 
 def test_a_single_channel_fills_what_a_pair_would_overrun():

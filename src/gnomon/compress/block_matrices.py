@@ -52,6 +52,7 @@ class BlockMatrices:
         moments: C_NN = mean of x xᵀ over the calibration tokens, of each linear's input, fp64; empty before they are measured.
         tokens: how many.
         config: of the model.
+        norms: names of the normalisations in the block.
     """
 
     index: int
@@ -61,6 +62,7 @@ class BlockMatrices:
     moments: Mapping[str, Tensor]
     tokens: int = 0
     config: Any = None
+    norms: tuple[str, ...] = ()
 
     def of(self, role: str) -> Matrix | None:
         """The matrix of this role; None where there is none, or more than one."""
@@ -139,7 +141,8 @@ def take(streamed: Streamed, index: int, moments: Mapping[str, Tensor] | None = 
             matrices.append(Matrix(name, part.role, W_MN, rows, part.heads, part.head_dim))
         biases[name] = None if linear.bias is None else linear.bias.detach().float().clone()
     config = streamed.model.config.get_text_config()
-    return BlockMatrices(index, tuple(matrices), shapes, biases, moments or {}, tokens, config)
+    norms = tuple(name for name, module in block.named_modules() if "Norm" in type(module).__name__)
+    return BlockMatrices(index, tuple(matrices), shapes, biases, moments or {}, tokens, config, norms)
 
 
 def places(cut: anatomy.Cut, length: int) -> list[int]:

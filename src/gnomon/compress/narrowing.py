@@ -99,8 +99,12 @@ def query_key(q_HC: Tensor, k_C: Tensor, unit_C: Tensor, count: int) -> Tensor:
     return torch.isin(unit_C, torch.tensor(taken, dtype=unit_C.dtype, device=unit_C.device)).nonzero()[:, 0]
 
 
-def rotary_pairs(width: int, rotated: int) -> Tensor:
-    """`unit_C` of `query_key` for a head of which the first `rotated` channels turn in pairs (i, i + rotated / 2), as all models of
-    transformers that rotate halves have them; 0 where nothing turns."""
+def rotary_pairs(width: int, rotated: int, neighbours: bool = False) -> Tensor:
+    """`unit_C` of `query_key` for a head of which the first `rotated` channels turn in pairs (arXiv 2104.09864); 0 where none do.
+
+    Args:
+        neighbours: pairs are (2 i, 2 i + 1), as in GPT-J; else (i, i + rotated / 2), as in Llama.
+    """
     half = rotated // 2
-    return torch.cat((torch.arange(half).repeat(2), torch.arange(half, width - half)))
+    pair = torch.arange(half)
+    return torch.cat((pair.repeat_interleave(2) if neighbours else pair.repeat(2), torch.arange(half, width - half)))
