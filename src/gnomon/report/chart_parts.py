@@ -131,6 +131,10 @@ def upright(points: Sequence[dict], keys: Sequence[str], log: bool, window: list
 def finish(chart: Any, title: str, notes: Sequence[str], choices: Mapping[str, Any] | None = None, **size: Any) -> Any:
     """Title, notes as subtitle, size and the house theme; `choices` is what a page lets its reader change."""
     subtitle = {"subtitle": "; ".join(notes)} if notes else {}
-    head = {"title": need("altair").TitleParams(title, **subtitle)} if title or notes else {}
+    alt = need("altair")
+    head = {"title": alt.TitleParams(title, **subtitle)} if title or notes else {}
     # The mark lets a page swap the colours for dark paper without touching charts made elsewhere.
-    return chart.properties(usermeta={"theme": "gnomon", **(choices or {})}, **head, **size).configure(**theme())
+    told = {"usermeta": {"theme": "gnomon", **(choices or {})}, "config": alt.Config(**theme()), **head, **size}
+    for key, value in told.items():
+        chart[key] = value  # altair's own methods copy all layers, each time
+    return chart

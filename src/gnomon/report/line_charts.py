@@ -87,14 +87,16 @@ def curves(rows: Sequence[dict], x: str | Axis, y: str | Axis, series: str | Ser
     layers.append(faint.encode(over(y.key), **told).properties(name="raw"))
     zoom = alt.selection_interval(encodings=["x"], bind="scales", zoom="wheel![event.ctrlKey || event.altKey]")
     drawn = base.mark_line(clip=True, point=line.dots).encode(over(DRAWN), **told)
-    layers += [drawn.add_params(zoom), _readout(colour, shown, keys), *rules(y.reference, "y")]
+    layers.append(drawn.add_params(zoom))
     # Vega-Lite draws the legend of the first layer, so a click reaches only a selection that stands there.
     layers[0] = layers[0].add_params(*shown)
     columns = [*(axis.key for axis in axes), *keys, y.key, *[mean] * thinned, *edges]
-    chart = alt.layer(*layers, data=data(points, columns)).add_params(alt.param(name=CURSOR, value=None))
-    chart = chart.transform_calculate(ALONG, f"datum[{json.dumps(field(x.key))}]").transform_window(
+    steps = alt.Chart().transform_calculate(ALONG, f"datum[{json.dumps(field(x.key))}]").transform_window(
         [alt.WindowFieldDef(op="mean", field=field(averaged if frame else y.key), **{"as": DRAWN})],
         frame=[-frame, frame], groupby=[field(key) for key in keys], sort=[alt.SortField(ALONG)])
+    cursor = alt.param(name=CURSOR, value=None)
+    chart = alt.layer(*layers, data=data(points, columns), params=[cursor.param], transform=steps.transform)
+    chart.layer += [_readout(colour, shown, keys), *rules(y.reference, "y")]  # here, since `alt.layer` copies all it is given, twice
     choices = {"x": [{"field": field(axis.key), "title": axis.shown} for axis in axes], "y": each_way, "log": y.log,
                "raw": field(y.key), "mean": field(averaged), "points": longest, "series": field(by.key), "width": size[0]}
     return finish(chart, title, notes, choices, width=size[0], height=size[1])
@@ -138,17 +140,15 @@ def _readout(colour: dict, shown: Sequence[Any], keys: Sequence[str]) -> Any:
               "fontWeight": 600, "baseline": "top"}
     plain = alt.Chart()
     line = plain.encode(text="told:N").mark_text(y=alt.expr("14 * datum.row"), **beside)
-    head = plain.encode(text="where:N").mark_text(y=0, **beside)
-    where = alt.layer(
-        plain.mark_rect(x=x, width=1, y=alt.expr("height / 2"), height=alt.expr("height"), opacity=0.5),
-        head.mark_text(style="halo", y=0, **beside), head,
-    ).transform_filter("datum.row == 1")
+    once = plain.transform_filter("datum.row == 1")
+    rule = once.mark_rect(x=x, width=1, y=alt.expr("height / 2"), height=alt.expr("height"), opacity=0.5)
+    head = once.encode(text="where:N").mark_text(y=0, **beside)
     dot = plain.mark_point(x=x, y=alt.expr(f"scale('y', datum.{DRAWN})"), size=70).encode(**colour)
     halo = line.mark_text(style="halo", y=alt.expr("14 * datum.row"), **beside)
-    near = alt.layer(where, dot, halo, line.encode(**colour))
-    return only(near.transform_filter(f"isValid({CURSOR})"), shown).transform_calculate(
+    steps = only(plain.transform_filter(f"isValid({CURSOR})"), shown).transform_calculate(
         "away", f"abs(datum.{ALONG} - {CURSOR})").transform_aggregate(
         best="argmin(away)", groupby=[field(key) for key in keys]).transform_calculate(
         ALONG, f"datum.best.{ALONG}").transform_calculate(DRAWN, f"datum.best.{DRAWN}").transform_window(
         row="row_number()").transform_calculate("told", f"format(datum.{DRAWN}, '.5~g'){names}").transform_calculate(
         "where", f"format(datum.{ALONG}, ',.6~g')")
+    return alt.layer(rule, head.mark_text(style="halo", y=0, **beside), head, dot, halo, line.encode(**colour), transform=steps.transform)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import os
@@ -109,7 +110,7 @@ class Page:
         jinja = need("jinja2")
         environment = jinja.Environment(loader=jinja.FileSystemLoader(_HERE), autoescape=True,
                                         trim_blocks=True, lstrip_blocks=True)
-        scripts = [_bundle(), _read("page.js")] if self._figures else []
+        scripts = [_bundle(need("vl_convert"), _version()), _read("page.js")] if self._figures else []
         sections = [section for section in self._sections if section["title"] or section["blocks"]]
         named = [section for section in sections if section["title"]]
         clear = {mode: {**theme(mode == "dark"), "background": None} for mode in ("light", "dark")}
@@ -165,8 +166,10 @@ def _version() -> str:
     return ".".join(need("altair").SCHEMA_VERSION.lstrip("v").split(".")[:2])
 
 
-def _bundle() -> str:
-    return need("vl_convert").javascript_bundle(vl_version=_version())
+@functools.cache
+def _bundle(vl_convert: Any, version: str) -> str:
+    """Vega and Vega-Lite as one script, which takes vl-convert a second to put together."""
+    return vl_convert.javascript_bundle(vl_version=version)
 
 
 def _json(value: Any) -> str:
