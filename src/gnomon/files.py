@@ -82,6 +82,18 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
         file.write(text + "\n")
 
 
+def append_line(path: str | os.PathLike, line: str) -> None:
+    """Add a line to a file of lines and flush it to disk; what a killed process left of a last line is dropped first."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def check_readable(path: str | os.PathLike) -> Path:
     """`path`, if it is a file that can be read.
 

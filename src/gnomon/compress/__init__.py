@@ -7,6 +7,7 @@ from gnomon.lazy import lazy
 _EXPORTS = {
     "shorten": "shortening", "Shortened": "shortening",
     "BY": "block_choice",
+    "heal": "healing", "Healed": "healing",
 }  # fmt: skip
 
 __all__ = list(_EXPORTS)

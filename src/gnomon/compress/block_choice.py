@@ -33,8 +33,8 @@ def by_loss(streamed: Streamed, rows: Rows, count: int, seed: int, tell: Tell) -
     return gone
 
 
-def by_change(streamed: Streamed, rows: Rows, count: int, seed: int, tell: Tell) -> list[int]:
-    """Those that turn the states least: 1 - mean cos of a token's state before and after (ShortGPT, arXiv 2403.03853, Eq. 1)."""
+def changes(streamed: Streamed, rows: Rows) -> list[float]:
+    """How far each block turns the states: 1 - mean cos of a token's state before and after (ShortGPT, arXiv 2403.03853, Eq. 1)."""
     change: list[float] = []
 
     def visit(_index: int, h_BTD: Tensor, block: Block) -> Tensor:
@@ -43,6 +43,12 @@ def by_change(streamed: Streamed, rows: Rows, count: int, seed: int, tell: Tell)
         return after_BTD
 
     streamed.run(rows.tokens_BT, visit, **streamed.without_logits)
+    return change
+
+
+def by_change(streamed: Streamed, rows: Rows, count: int, seed: int, tell: Tell) -> list[int]:
+    """Those that turn the states least."""
+    change = changes(streamed, rows)
     return sorted(range(len(change)), key=lambda index: change[index])[:count]
 
 

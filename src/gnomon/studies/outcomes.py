@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gnomon.errors import UserError
-from gnomon.files import restored, spelled
+from gnomon.files import append_line, restored, spelled
 from gnomon.studies.study import Outcome, PlannedRun
 
 FILE = "outcomes.jsonl"
@@ -91,15 +90,7 @@ class OutcomesFile:
             "trial": dict(run.trial or ()), "steps": run.recipe.steps, "fate": outcome.fate, "value": outcome.value,
             "seconds": round(outcome.seconds, 1), "curve": [list(point) for point in outcome.points],
         }  # fmt: skip
-        line = json.dumps(spelled(self._records[known_by]), allow_nan=False).encode() + b"\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a+b") as file:
-            # What a killed process left of a line is dropped first.
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path, json.dumps(spelled(self._records[known_by]), allow_nan=False))
 
 
 def thinned(points: Sequence[Any], limit: int = 12) -> list[Any]:
