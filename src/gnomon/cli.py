@@ -223,25 +223,63 @@ def compress(
     /,
     calibrate: Path,
     keep: float = 0.8,
+    method: str = "private",
     by: str = "loss",
-    tokens: int = 4096,
+    group: int = 2,
+    groups: str = "equal",
+    sides: str = "role",
+    tokens: int | None = None,
     seed: int = 0,
+    verify: Annotated[bool, FlagCreatePairsOff] = False,
 ) -> None:
-    """Leave blocks out of a checkpoint; the rest is a folder that transformers opens. Needs the extra "hf".
+    """Make a checkpoint smaller; the result is a folder that transformers opens. The same command continues after an
+    interruption. Needs the extra "hf".
 
     Args:
         model: what `inspect` reads and transformers can run; it is only read.
         out: folder to make; it appears whole or not at all.
-        calibrate: a text (.txt, .txt.gz, or token file) on which the blocks are chosen.
-        keep: share of the blocks that stay.
-        by: loss (the one that costs least, again and again), change (those that turn the states least), continuity (those most
-            like the one before) or random.
-        tokens: of the text, at most.
-        seed: of the choice at random.
+        calibrate: a text (.txt, .txt.gz, or token file) to which the smaller model is fitted.
+        keep: share of the block weights that stay.
+        method: private (each matrix a product of two), pivoted (the same, stored in less), shared (neighbours share bases) or depth
+            (blocks are left out).
+        by: of depth, which blocks go: loss (the one that costs least, again and again), change (those that turn the states
+            least), continuity (those most like the one before) or random.
+        group: of shared, how many neighbouring blocks share.
+        groups: of shared, how they are found: equal, continuity, tail (the energy that sharing loses) or random.
+        sides: of shared, on which side: role (query, key, gate, up: input; output, down: output; value: none), input or output.
+        tokens: of the text, at most; 16,384, and 4,096 for depth.
+        seed: of what is chosen at random.
+        verify: open the folder in a fresh process, without gnomon, and compare logits.
     """
+    if method == "depth":
+        if verify:
+            raise UserError("--verify is for matrices that were replaced; blocks left out are checked always")
+        return _shorten(model, out, calibrate, keep, by, tokens, seed)
+
+    from gnomon.compress import compress as run_compress
+    from gnomon.compress.work_estimate import UNITS
+
+    made = run_compress(
+        model, out, calibrate, keep, method=method, group=group, groups=groups, sides=sides, tokens=tokens or 16384, seed=seed,
+        verify=verify, show=lambda work: report.show(work.table(), UNITS), progress=True,
+    )  # fmt: skip
+    report.show(
+        [
+            {"": "before", "weights": made.parameters_before, "loss": made.loss_before},
+            {"": "after", "weights": made.parameters, "loss": made.loss},
+        ],
+        {"": "", "weights": "weights of the blocks", "loss": "loss on the calibration text (nats/token)"},
+    )
+    how = "opens in transformers" if made.plain else "opens in transformers with trust_remote_code=True"
+    print(f"wrote {made.folder}: {how}")
+    if made.difference is not None:
+        print(f"Verified: logits of a fresh process differ by {made.difference:.1e} of the largest.")
+
+
+def _shorten(model: str, out: Path, calibrate: Path, keep: float, by: str, tokens: int | None, seed: int) -> None:
     from gnomon.compress import shorten
 
-    made = shorten(model, out, calibrate, keep, by=by, tokens=tokens, seed=seed, progress=True)
+    made = shorten(model, out, calibrate, keep, by=by, tokens=tokens or 4096, seed=seed, progress=True)
     report.show(
         [
             {"": "before", "blocks": made.blocks + len(made.removed), "weights": made.parameters_before, "loss": made.loss_before},

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from gnomon import evaluation
 from gnomon.data.tokenizers import Tokenizer
@@ -27,12 +22,10 @@ from gnomon.errors import UserError
 from gnomon.files import atomic_folder, flatten, read_json, write_json
 from gnomon.models.hf import gpt2_llama, remote_code
 from gnomon.models.hf.card import model_card
+from gnomon.models.hf.reopening import in_fresh_process
 from gnomon.models.transformer import Transformer
 from gnomon.run_folder import ENVIRONMENT, RECIPE, locate, read_metrics
 from gnomon.train.recipe import Recipe, to_dict
-
-# Run as a program, never imported: it needs transformers.
-_FRESH_PROCESS = Path(gpt2_llama.__file__).with_name("fresh_process.py")
 
 TEXT = "The blade of a sundial is its gnomon. Шадоў, 影 — naïve?\n\tIt's 12 o'clock."
 CLOSE = 1e-4
@@ -213,7 +206,7 @@ def verify_folder(ours: Transformer, model: Any, tokenizer: Tokenizer, folder: P
     tokens = torch.randint(min(tokenizer.vocab_size, ours.config.vocab_size), shape, generator=generator)
     exact, own = model(tokens, use_cache=False).logits, ours(tokens)
     with tempfile.TemporaryDirectory() as work:
-        fresh, found = _in_fresh_process(folder, Path(work), tokens)
+        fresh, found = in_fresh_process(folder, Path(work), tokens, TEXT)
     difference = float((fresh - own).abs().max() / own.abs().max().clamp_min(torch.finfo(own.dtype).tiny))
     exactly_ours = type(model).__name__ == "GnomonForCausalLM"
     if not torch.equal(fresh, exact) or (difference != 0 if exactly_ours else not difference <= CLOSE):
@@ -230,21 +223,3 @@ def verify_folder(ours: Transformer, model: Any, tokenizer: Tokenizer, folder: P
             f"{tokenizer!r}. Nothing was written. Without --verify the folder is written; use gnomon's tokenizer with it."
         )
     return difference
-
-
-def _in_fresh_process(folder: Path, work: Path, tokens: Tensor) -> tuple[Tensor, dict[str, Any]]:
-    save_file({"tokens": tokens}, work / "tokens.safetensors")
-    (work / "text.txt").write_text(TEXT, encoding="utf-8")
-    # Code from the folder is copied into a cache, which here is thrown away.
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(work / "modules")}
-    done = subprocess.run(
-        [sys.executable, "-P", str(_FRESH_PROCESS), str(folder), str(work), str(torch.get_num_threads())],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise UserError(
-            "a fresh process cannot open the exported folder; nothing was written. Its last words:\n  "
-            + "\n  ".join(lines[-4:])
-        )
-    return load_file(work / "logits.safetensors")["logits"], read_json(work / "ids.json")

@@ -76,7 +76,7 @@ def test_swapped_models_share_what_is_shared():
     model = nn.ModuleDict({name: nn.Linear(N, M) for name in "ab"})
     shared = drawn(R, N)
     made = {name: Replacement((M, N), (Term(drawn(M, R), shared, B_shared="x"),), drawn(M)) for name in "ab"}
-    swap(model, {name: one.spec({"x": "a.terms.0.B"} if name == "b" else None) for name, one in made.items()})
+    swap(model, {name: one.spec({"terms.0.B": "a.terms.0.B"} if name == "b" else None) for name, one in made.items()})
     assert isinstance(model["b"], CompressedLinear) and model["a"].terms[0].B is model["b"].terms[0].B
     assert model.all_tied_weights_keys == {"b.terms.0.B": "a.terms.0.B"}
     assert sum(p.numel() for p in model.parameters()) == numel(made.values()) + 2 * M

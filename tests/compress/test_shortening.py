@@ -121,7 +121,7 @@ def test_mistakes_are_told(tmp_path, tokens):
 
 def test_the_command(tmp_path, tokens, capsys):
     saved("llama", tmp_path / "whole")
-    arguments = [tmp_path / "whole", tmp_path / "short", "--calibrate", tokens, "--keep", 0.67, "--by", "change"]
+    arguments = [tmp_path / "whole", tmp_path / "short", "--calibrate", tokens, "--keep", 0.67, "--method", "depth", "--by", "change"]
     assert cli.main(["compress", *map(str, arguments)]) in (0, None)
     out = capsys.readouterr().out
     assert "left out, in this order:" in out and f"wrote {tmp_path / 'short'}" in out

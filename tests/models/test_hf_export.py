@@ -90,17 +90,17 @@ def test_an_earlier_checkpoint_has_its_own_results(runs, tmp_path):
 
 
 @torch.no_grad()
-def in_this_process(folder, work, tokens):
+def in_this_process(folder, work, tokens, text):
     """What the fresh process does, without the seconds it takes to import."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer.encode(exporting.TEXT)
+    ids = tokenizer.encode(text)
     found = {"ids": ids, "text": tokenizer.decode(ids), "class": type(model).__name__}
     return model(tokens, use_cache=False).logits, found
 
 
 def test_a_class_that_computes_something_else_is_found_out(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_in_fresh_process", in_this_process)
+    monkeypatch.setattr(exporting, "in_fresh_process", in_this_process)
     right = gpt2_llama.to_hf_config
     monkeypatch.setattr(gpt2_llama, "to_hf_config", lambda *given: right(*given) | {"layer_norm_epsilon": 0.1})
     with pytest.raises(UserError, match="is not the trained one.*Nothing was written"):
@@ -119,7 +119,7 @@ def test_a_class_that_computes_something_else_is_found_out(runs, tmp_path, monke
 )
 @pytest.mark.parametrize("name", ["ordinary", "sphere"])
 def test_the_last_bit_and_every_id_count(runs, name, change, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(exporting, "_in_fresh_process", lambda *given: change(*in_this_process(*given)))
+    monkeypatch.setattr(exporting, "in_fresh_process", lambda *given: change(*in_this_process(*given)))
     assert cli.main(["export", str(runs / name), str(tmp_path / "out"), "--verify"]) == 2
     assert words in capsys.readouterr().err and not list(tmp_path.iterdir())
 
@@ -129,7 +129,7 @@ def test_a_fresh_process_that_fails_tells_why(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-model"}')
     (tmp_path / "work").mkdir()
     with pytest.raises(UserError, match="no-such-model"):
-        exporting._in_fresh_process(tmp_path, tmp_path / "work", tokens())
+        exporting.in_fresh_process(tmp_path, tmp_path / "work", tokens())
 
 
 def test_whole_or_not_at_all(runs, tmp_path, monkeypatch):

@@ -8,6 +8,8 @@ _EXPORTS = {
     "shorten": "shortening", "Shortened": "shortening",
     "BY": "block_choice",
     "heal": "healing", "Healed": "healing",
+    "compress": "compressing", "Compressed": "compressing",
+    "METHODS": "methods", "GROUPS": "group_choice", "SIDES": "shared_basis",
 }  # fmt: skip
 
 __all__ = list(_EXPORTS)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnomon.continuity import inspect
+from gnomon.compress.neighbour_likeness import continuity_of
 from gnomon.errors import UserError
 from gnomon.running.block_worth import losses_without
 from gnomon.running.streamed import Block, Streamed
@@ -59,16 +59,12 @@ def by_continuity(streamed: Streamed, rows: Rows, count: int, seed: int, tell: T
     Raises:
         UserError: no pair of neighbours can be compared, or more blocks are to go than can be.
     """
-    alike: dict[int, list[float]] = {}
-    for row in inspect(streamed.checkpoint, k=2).rows:
-        key = {"reads": "v1_cos", "writes": "u1_cos"}.get(row["stream"])
-        if row["defined"] and not row["missing"] and key and row[key] is not None:
-            alike.setdefault(row["next_layer"], []).append(row[key])
+    alike = continuity_of(streamed.checkpoint)
     if count > len(alike):
         raise UserError(
             f"continuity tells of {len(alike)} blocks, and {count} are to go. Keep more, or choose with --by loss."
         )
-    mean = {layer: sum(values) / len(values) for layer, values in alike.items()}
+    mean = {layer: sum(values.values()) / len(values) for layer, values in alike.items()}
     return sorted(mean, key=lambda layer: -mean[layer])[:count]
 
 

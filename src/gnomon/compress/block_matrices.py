@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gnomon import anatomy
 from gnomon.compress.replacements import Replacement, Term
-from gnomon.running.streamed import Streamed
+from gnomon.running.streamed import Block, Streamed
 
 ROLES = ("query", "key", "value", "output", "gate", "up", "down")
 """What is made smaller. Routers, experts in one tensor, and mixers stay as they are."""
@@ -127,14 +127,19 @@ def is_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
 
 
+def shape_of(linear: Any) -> tuple[int, int]:
+    """(outputs, inputs); a Conv1D stores them the other way round."""
+    first, second = linear.weight.shape
+    return (second, first) if type(linear).__name__ == "Conv1D" else (first, second)
+
+
 def take(streamed: Streamed, index: int, moments: Mapping[str, Tensor] | None = None, tokens: int = 0) -> BlockMatrices:
     """A block's matrices, copied out of the model, in which the block's weights must be (`Streamed.held`)."""
     block = streamed.model.get_submodule(streamed.block_names[index])
     matrices, shapes, biases = [], {}, {}
     for name, parts in linears_of(streamed, index).items():
         linear = block.get_submodule(name)
-        first, second = linear.weight.shape
-        M, _ = shapes[name] = (second, first) if type(linear).__name__ == "Conv1D" else (first, second)
+        M, _ = shapes[name] = shape_of(linear)
         for part in parts:
             rows = None if part.block.rows is None else tuple(places(part.block.rows, M))
             W_MN = part.block.take(linear.weight.detach()).float().clone()
@@ -177,3 +182,14 @@ def measuring(block: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]
             hook = module.register_forward_pre_hook(lambda _, given, name=name: see(name, given[0]))
             stack.callback(hook.remove)
         yield sums
+
+
+def measured(streamed: Streamed, index: int, h_BTD: Tensor, block: Block) -> tuple[Tensor, BlockMatrices]:
+    """The stream after a block as it was, and the block's matrices with the moments of their inputs."""
+    with streamed.held([streamed.block_names[index]]):
+        module = streamed.model.get_submodule(streamed.block_names[index])
+        with measuring(module, list(linears_of(streamed, index))) as sums:
+            after_BTD = block(h_BTD)
+        count = h_BTD.shape[0] * h_BTD.shape[1]
+        moments = {id(C_NN): C_NN / count for C_NN in sums.values()}  # one for all that share their input
+        return after_BTD, take(streamed, index, {name: moments[id(C_NN)] for name, C_NN in sums.items()}, count)

@@ -89,18 +89,18 @@ class Replacement:
         """The matrix it stands for."""
         return self.module().weight.detach()
 
-    def spec(self, owners: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def spec(self, tied: Mapping[str, str] | None = None) -> dict[str, Any]:
         """How `CompressedLinear` is built: plain data for config.json.
 
         Args:
-            owners: name of a shared tensor -> the parameter that holds it. Where this is None nothing is tied.
+            tied: name of a tensor ("terms.0.B") -> the parameter of another linear that holds it.
         """
         terms = []
-        for term in self.terms:
+        for number, term in enumerate(self.terms):
             places = {name: ranges(getattr(term, name)) for name in ("rows", "columns", "pivots")}
             rank = {} if term.B_RN is None else {"rank": len(term.B_RN)}
-            tied = {side: owners[name] for side, name in term.shared.items()} if owners else {}
-            terms.append(rank | {name: text for name, text in places.items() if text} | tied)
+            held = {side: (tied or {}).get(f"terms.{number}.{side}") for side in term.stored}
+            terms.append({name: value for name, value in (rank | places | held).items() if value})
         return {"shape": list(self.shape), "bias": self.bias_M is not None, "terms": terms}
 
     def tensors(self) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from gnomon.checkpoints import Checkpoint
 from gnomon.errors import UserError, suggest
+from gnomon.models.hf.compressed_linear import swap
 
 
 def config_of(checkpoint: Checkpoint) -> Any:
@@ -39,6 +40,8 @@ def config_of(checkpoint: Checkpoint) -> Any:
             f"{checkpoint.name} has no config.json with a model_type, so nothing says how its tensors are to be run. "
             "Put the model's config.json beside it, or give it with --config."
         )
+    if "compressed" in values:
+        kind = str(kind).removeprefix("compressed_")
     known = list(transformers.CONFIG_MAPPING.keys())
     if kind not in known:
         raise UserError(
@@ -80,6 +83,8 @@ def empty_models(config: Any) -> Iterator[nn.Module]:
             try:
                 with quietly(), without_memory():
                     model = auto.from_config(config, dtype=torch.float32, **options)
+                    if compressed := getattr(config, "compressed", None):
+                        swap(model, compressed)
             except Exception as error:  # of any class of transformers
                 if options:
                     continue  # this class has no pooling layer to leave out

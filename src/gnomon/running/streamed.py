@@ -84,6 +84,10 @@ class Streamed:
         """Memory of a piece's weights."""
         return sum(4 * self._empty[name].numel() for name in self._pieces[piece])
 
+    def piece_of(self, name: str) -> str | None:
+        """The piece that a parameter is loaded with; None for a buffer."""
+        return next((piece for piece, names in self._pieces.items() if name in names), None)
+
     @property
     def without_cache(self) -> dict[str, Any]:
         """What tells `forward` to keep no keys and values for a next token; they would be as large as the states."""

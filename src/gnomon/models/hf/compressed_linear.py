@@ -84,6 +84,8 @@ def swap(model: Any, compressed: Mapping[str, Mapping[str, Any]]) -> None:
     for alias, owner in tied.items():
         path, _, side = alias.rpartition(".")
         setattr(model.get_submodule(path), side, model.get_parameter(owner))
+    # The first is asked when weights are saved, the second when they are loaded.
+    model._tied_weights_keys = (getattr(model, "_tied_weights_keys", None) or {}) | tied
     model.all_tied_weights_keys = getattr(model, "all_tied_weights_keys", {}) | tied
 
 

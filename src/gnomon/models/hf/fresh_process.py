@@ -1,7 +1,8 @@
 """What a stranger gets: open a folder with transformers alone, and write down logits and token ids.
 
-Run as a program in a process of its own: `python -P fresh_process.py FOLDER WORK THREADS`. WORK holds `tokens.safetensors` and
-`text.txt`; `logits.safetensors` and `ids.json` are added. Nothing of gnomon is imported but what lies in FOLDER.
+Run as a program in a process of its own: `python -P fresh_process.py FOLDER WORK THREADS`. WORK holds `tokens.safetensors` and,
+where the tokenizer is asked too, `text.txt`; `logits.safetensors` and `told.json` are added. Nothing of gnomon is imported but what lies in
+FOLDER.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ def main(folder: str, work: str, threads: str) -> None:
     torch.set_num_threads(int(threads))
     place, trust = Path(work), "auto_map" in json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
-    model = AutoModelForCausalLM.from_pretrained(folder, config=config, trust_remote_code=trust).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config, trust_remote_code=trust, dtype=torch.float32).eval()
     tokens = load_file(place / "tokens.safetensors")["tokens"]
     save_file({"logits": model(tokens, use_cache=False).logits.contiguous()}, place / "logits.safetensors")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer.encode((place / "text.txt").read_text(encoding="utf-8"))
-    (place / "ids.json").write_text(
-        json.dumps({"ids": ids, "text": tokenizer.decode(ids), "class": type(model).__name__})
-    )
+    told = {"class": type(model).__name__}
+    if (text := place / "text.txt").exists():
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        ids = tokenizer.encode(text.read_text(encoding="utf-8"))
+        told |= {"ids": ids, "text": tokenizer.decode(ids)}
+    (place / "told.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""How much of a model is to stay, and how much of that linears may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.compress.block_matrices import linears_of, shape_of
+from gnomon.errors import UserError
+from gnomon.progress import tell
+from gnomon.running.streamed import Streamed
+from gnomon.running.token_rows import Rows
+
+ENOUGH = 10
+"""Calibration tokens for each input of the widest matrix, below which it is told that they are few."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What stays.
+
+    Attributes:
+        total: weights of all blocks.
+        replaceable: of those, the weights of linears that a method can replace.
+        keep: share of all block weights that is to stay.
+    """
+
+    total: int
+    replaceable: int
+    keep: float
+
+    @property
+    def of_linears(self) -> float:
+        """The share of the replaceable weights that may stay, so that `keep` of all does."""
+        return 1 - (1 - self.keep) * self.total / self.replaceable if self.replaceable else 0.0
+
+
+def budget_of(streamed: Streamed, keep: float) -> Budget:
+    """What a share of the block weights leaves for linears.
+
+    Raises:
+        UserError: `keep` is no share, or less is to stay than cannot be replaced.
+    """
+    if not 0 < keep <= 1:
+        raise UserError(f"--keep {keep}: a share of the block weights, above 0 and at most 1")
+    total = sum(streamed.nbytes(name) for name in streamed.block_names) // 4
+    replaceable = 0
+    for index, name in enumerate(streamed.block_names):
+        block = streamed.model.get_submodule(name)
+        replaceable += sum(block.get_submodule(linear).weight.numel() for linear in linears_of(streamed, index))
+    made = Budget(total, replaceable, keep)
+    if keep < 1 and made.of_linears <= 0:
+        fixed = total - replaceable
+        raise UserError(
+            f"--keep {keep} leaves {keep * total:,.0f} of {total:,} block weights, and {fixed:,} of them are none that can be "
+            f"replaced (norms, biases, experts, routers, mixers). Keep more than {fixed / total:.3g}."
+        )
+    return made
+
+
+def check_calibration(streamed: Streamed, rows: Rows) -> None:
+    """Tell when there are few tokens for the widest input, and refuse when there are fewer than inputs.
+
+    Raises:
+        UserError: fewer tokens than inputs, so that some directions were never seen.
+    """
+    model, names = streamed.model, enumerate(streamed.block_names)
+    linears = [model.get_submodule(f"{name}.{linear}") for index, name in names for linear in linears_of(streamed, index)]
+    widest = max((shape_of(linear)[1] for linear in linears), default=0)
+    if rows.count < widest:
+        raise UserError(
+            f"{rows.text}: {rows.count:,} tokens for matrices with up to {widest:,} inputs leave directions that were never seen. "
+            f"Give a longer text or more --tokens, {ENOUGH * widest:,} or so."
+        )
+    if rows.count < ENOUGH * widest:
+        tell(f"few calibration tokens: {rows.count:,}, where {ENOUGH} for each of {widest:,} inputs, {ENOUGH * widest:,}, are usual")

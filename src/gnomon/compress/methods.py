@@ -1,0 +1,9 @@
+"""The methods that replace linears, by name."""
+
+from __future__ import annotations
+
+from gnomon.compress.low_rank import Method, pivoted, private
+from gnomon.compress.shared_basis import shared
+
+METHODS: dict[str, Method] = {"private": private, "pivoted": pivoted, "shared": shared}
+"""One signature: (blocks of a group, share of their weights that may stay) -> for each block, name of a linear -> what it becomes."""
