@@ -26,6 +26,8 @@ NOT_RUN = {
     'ready = running.prepare("SmolLM2-135M-Instruct.Q4_1.gguf", "wiki106.txt.gz", 1024)': "a download of 98 MB",
     "from gnomon import running": "tests/running runs the same on small models",
     'streamed = running.open_streamed("./some-model")': "tests/running",
+    "from gnomon.compress import compress": "tests/compress runs the same on small models",
+    'model = transformers.AutoModelForCausalLM.from_pretrained("./smaller", trust_remote_code=True)': "tests/compress",
     "from gnomon import studies": "examples/own_study.py is the same with fewer steps, and is run",
     "optimizer = gnomon.ManifoldMuon(gnomon.assign(hf_model, \"hetero\"), lr=0.02)": "examples/hf_trainer.py is all of it, and is run",
 }

@@ -243,6 +243,14 @@ def test_mistakes_are_told(changes, message, tmp_path, tokens, made):
         compress(root / "llama-whole", tmp_path / "small", tokens, **{"length": 48} | changes)
 
 
+@pytest.mark.parametrize("method", ["private", "depth"])
+def test_what_is_compressed_is_not_compressed_again(method, tmp_path, tokens, made, capsys):
+    root, *_ = made
+    given = [root / "llama-shared" / "made", tmp_path / "small", "--calibrate", tokens, "--method", method]
+    assert cli.main(["compress", *map(str, given)]) == 2
+    assert "is compressed already. Compress the model it was made from" in capsys.readouterr().err
+
+
 def test_few_calibration_tokens_are_told(tmp_path, tokens, made, capsys):
     root, *_ = made
     compress(root / "llama-whole", tmp_path / "small", tokens, 0.75, tokens=480, length=48)

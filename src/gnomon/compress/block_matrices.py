@@ -6,6 +6,7 @@ Legend: M outputs, N inputs, B rows of text, T tokens, D channels of the stream.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -164,7 +165,8 @@ def measuring(block: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]
     sums: dict[str, Tensor] = {}
     last: list[Tensor] = []  # the tensor itself is held, so that no other can have its address
 
-    def see(name: str, x: Tensor) -> None:
+    def see(name: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:
+        x = given[0]
         if last and last[0] is x:
             sums[name] = last[1]
             return
@@ -179,7 +181,7 @@ def measuring(block: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]
     with contextlib.ExitStack() as stack:
         for name in names:
             module = block.get_submodule(name)
-            hook = module.register_forward_pre_hook(lambda _, given, name=name: see(name, given[0]))
+            hook = module.register_forward_pre_hook(functools.partial(see, name))
             stack.callback(hook.remove)
         yield sums
 

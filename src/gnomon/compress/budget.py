@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gnomon.compress.block_matrices import linears_of, shape_of
 from gnomon.errors import UserError
 from gnomon.progress import tell
-from gnomon.running.streamed import Streamed
+from gnomon.running.streamed import Streamed, open_streamed
 from gnomon.running.token_rows import Rows
 
 ENOUGH = 10
@@ -32,6 +34,20 @@ class Budget:
     def of_linears(self) -> float:
         """The share of the replaceable weights that may stay, so that `keep` of all does."""
         return 1 - (1 - self.keep) * self.total / self.replaceable if self.replaceable else 0.0
+
+
+def open_whole(source: Any, config: Mapping[str, Any] | None = None) -> Streamed:
+    """A model that can be made smaller.
+
+    Raises:
+        UserError: it cannot be run, does not predict a next token, or was compressed before.
+    """
+    streamed = open_streamed(source, config)
+    if not streamed.predicts:
+        raise UserError(f"{type(streamed.model).__name__} does not predict a next token, so what it loses has no measure here.")
+    if getattr(streamed.model.config, "compressed", None):
+        raise UserError(f"{streamed.checkpoint.name} is compressed already. Compress the model it was made from.")
+    return streamed
 
 
 def budget_of(streamed: Streamed, keep: float) -> Budget:

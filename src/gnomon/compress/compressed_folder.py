@@ -123,16 +123,16 @@ def _untouched(streamed: Streamed, replaced: set[str]) -> list[Item]:
         made_of = sources.of.get(name, ())
         if len(made_of) == 1 and checkpoint.entries[made_of[0]].shape == tuple(tensor.shape):
             items.append(stored(checkpoint, made_of[0], name))
-        elif name not in streamed.model.all_tied_weights_keys and streamed.piece_of(name) is not None:
-            items.append(Item(name, 4 * tensor.numel(), _converted(streamed, name)))
+        elif name not in streamed.model.all_tied_weights_keys and (piece := streamed.piece_of(name)):
+            items.append(Item(name, 4 * tensor.numel(), _converted(streamed, name, piece)))
     return items
 
 
-def _converted(streamed: Streamed, name: str) -> Callable[[], Tensor]:
+def _converted(streamed: Streamed, name: str, piece: str) -> Callable[[], Tensor]:
     """A parameter that transformers makes of several stored tensors, or of a part of one."""
 
     def read() -> Tensor:
-        with streamed.held([streamed.piece_of(name)]):
+        with streamed.held([piece]):
             return streamed.model.get_parameter(name).detach().clone()
 
     return read

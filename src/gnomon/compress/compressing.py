@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gnomon.compress import compressed_folder
 from gnomon.compress.block_matrices import BlockMatrices, linears_of, measured
-from gnomon.compress.budget import budget_of, check_calibration
+from gnomon.compress.budget import budget_of, check_calibration, open_whole
 from gnomon.compress.folder_check import check_folder
 from gnomon.compress.group_choice import equal_groups, find_groups
 from gnomon.compress.in_place import loss_with, replaced
@@ -33,7 +33,7 @@ from gnomon.compress.work_folder import WorkFolder
 from gnomon.errors import UserError, check_name
 from gnomon.files import atomic_folder
 from gnomon.progress import Progress
-from gnomon.running.streamed import Block, Streamed, open_streamed
+from gnomon.running.streamed import Block, Streamed
 from gnomon.running.token_rows import Rows, read_rows
 
 _STORED = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -109,9 +109,7 @@ def compress(
     if method == "shared":
         table = SIDES[check_name("table of sides", sides, SIDES)] if isinstance(sides, str) else sides
         function = partial(shared, sides=table)
-    streamed = open_streamed(source, config)
-    if not streamed.predicts:
-        raise UserError(f"{type(streamed.model).__name__} does not predict a next token, so what it loses has no measure here.")
+    streamed = open_whole(source, config)
     budget = budget_of(streamed, keep)
     rows = read_rows(streamed, text, tokens, length)
     check_calibration(streamed, rows)

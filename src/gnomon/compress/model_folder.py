@@ -63,7 +63,7 @@ def copy_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     where: dict[str, Any] = {"gguf_file": gguf_file(checkpoint).name} if is_gguf(checkpoint) else {}
     with quietly():
         try:
-            theirs = library().AutoTokenizer.from_pretrained(file.parent, **where)
+            theirs = library().AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **where)
         except Exception:  # each kind of tokenizer is missing in a way of its own
             return
         theirs.save_pretrained(folder)

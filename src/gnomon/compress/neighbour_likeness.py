@@ -5,13 +5,13 @@ Legend: B rows, T tokens, D channels of the stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from gnomon.compress.block_matrices import BlockMatrices, measured
-from gnomon.compress.shared_basis import BY_ROLE, shared
+from gnomon.compress.shared_basis import BY_ROLE, Sides, shared
 from gnomon.compress.whitened_svd import lost
 from gnomon.continuity import inspect
 from gnomon.running.streamed import Block, Streamed
@@ -32,7 +32,7 @@ def sharing_losses(
     streamed: Streamed,
     rows: Rows,
     keep: float,
-    sides: Mapping[str, str] = BY_ROLE,
+    sides: Sides = BY_ROLE,
     tell: Callable[[int], None] = lambda _: None,
 ) -> list[dict[str, float]]:
     """What two neighbours lose when they share bases, of the model as it is: the share of their outputs' energy, by role.
@@ -60,7 +60,7 @@ def sharing_losses(
     return found
 
 
-def _losses(pair: list[BlockMatrices], keep: float, sides: Mapping[str, str]) -> dict[str, float]:
+def _losses(pair: list[BlockMatrices], keep: float, sides: Sides) -> dict[str, float]:
     gone: dict[str, float] = {}
     there: dict[str, float] = {}
     for block, made in zip(pair, shared(pair, keep, sides)):

@@ -8,30 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gnomon.compress.block_matrices import BlockMatrices, joined
+from gnomon.compress.block_matrices import ROLES, BlockMatrices, joined
 from gnomon.compress.low_rank import factored, private, whole_rank
 from gnomon.compress.replacements import Replacement, Term
 from gnomon.compress.whitened_svd import coefficients, input_basis, output_basis
 from gnomon.errors import check_name
 
-BY_ROLE = dict.fromkeys(("query", "key", "gate", "up"), "input") | dict.fromkeys(("output", "down"), "output")
+Sides = Mapping[str, str]
+"""Role -> "input" or "output", the side on which layers share; roles that are left out share nothing."""
+
+BY_ROLE: Sides = {**dict.fromkeys(("query", "key", "gate", "up"), "input"), **dict.fromkeys(("output", "down"), "output")}
 """Query, key, gate and up share what they read, output and down what they write, value nothing (arXiv 2605.04971)."""
 
-SIDES: dict[str, Mapping[str, str]] = {
-    "role": BY_ROLE,
-    "input": dict.fromkeys(("query", "key", "value", "output", "gate", "up", "down"), "input"),
-    "output": dict.fromkeys(("query", "key", "value", "output", "gate", "up", "down"), "output"),
-}
+SIDES: dict[str, Sides] = {"role": BY_ROLE, "input": {role: "input" for role in ROLES}, "output": {role: "output" for role in ROLES}}
 """Tables by name."""
 
 
-def shared(blocks: Sequence[BlockMatrices], keep: float, sides: Mapping[str, str] = BY_ROLE) -> list[dict[str, Replacement]]:
+def shared(blocks: Sequence[BlockMatrices], keep: float, sides: Sides = BY_ROLE) -> list[dict[str, Replacement]]:
     """One basis for each role of the group; roles that are not in `sides` keep their own.
 
     Args:
         blocks: the layers of the group; one alone, or layers of different shapes, are made `private`.
         keep: share of the weights that may stay, the same of each role.
-        sides: role -> "input" or "output".
+        sides: role -> side.
 
     Raises:
         UserError: a rank rounds to zero, or a side is neither.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compress.block_choice import BY
+from gnomon.compress.budget import open_whole
 from gnomon.compress.shorter_folder import write
 from gnomon.errors import UserError, check_name
 from gnomon.files import atomic_folder
@@ -78,11 +79,7 @@ def shorten(
     out = Path(out)
     if out.exists():
         raise UserError(f"{out} exists already; remove it or choose another name")
-    streamed = open_streamed(source, config)
-    if not streamed.predicts:
-        raise UserError(
-            f"{type(streamed.model).__name__} does not predict a next token, so what it loses has no measure here."
-        )
+    streamed = open_whole(source, config)
     count = len(streamed.blocks)
     left = round(keep * count)
     if not 0 < keep <= 1 or left < 1:

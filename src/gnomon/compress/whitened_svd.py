@@ -9,7 +9,8 @@ Legend: M outputs, N inputs, R rank; lists run over the layers of a group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ def output_basis(W_MN: Sequence[Tensor], C_NN: Sequence[Tensor], rank: int) -> T
         W, S = W_MN[0].double(), root(C_NN[0])
         directions_NR = leading(S @ (W.T @ W) @ S, rank)
         return torch.linalg.qr(W @ (S @ directions_NR)).Q
-    return leading(sum(W.double() @ C.double() @ W.double().T for W, C in zip(W_MN, C_NN)), rank)
+    return leading(_sum(W.double() @ C.double() @ W.double().T for W, C in zip(W_MN, C_NN)), rank)
 
 
 def input_basis(W_MN: Sequence[Tensor], C_NN: Sequence[Tensor], rank: int) -> Tensor:
@@ -29,8 +30,8 @@ def input_basis(W_MN: Sequence[Tensor], C_NN: Sequence[Tensor], rank: int) -> Te
 
     With one C the problem is that of the stack of all W, and B spans what `output_basis` of the stack gives: Uᵀ W. Rows orthonormal.
     """
-    S = root(sum(C.double() for C in C_NN) / len(C_NN))
-    gram_NN = sum(W.double().T @ W.double() for W in W_MN)
+    S = root(_sum(C.double() for C in C_NN) / len(C_NN))
+    gram_NN = _sum(W.double().T @ W.double() for W in W_MN)
     return torch.linalg.qr(gram_NN @ (S @ leading(S @ gram_NN @ S, rank))).Q.T
 
 
@@ -56,3 +57,7 @@ def root(C_NN: Tensor) -> Tensor:
     """The symmetric square root of a matrix that is positive semidefinite up to rounding."""
     values, vectors = torch.linalg.eigh(C_NN.double())
     return vectors * values.clamp_min(0).sqrt() @ vectors.T
+
+
+def _sum(tensors: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, tensors)

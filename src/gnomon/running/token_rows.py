@@ -134,7 +134,7 @@ def _own_tokenizer(streamed: Streamed) -> _Words:
     where: dict[str, Any] = {"gguf_file": gguf_file(checkpoint).name} if is_gguf(checkpoint) else {}
     with quietly():
         try:
-            theirs = library().AutoTokenizer.from_pretrained(file.parent, **where)
+            theirs = library().AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **where)
         except Exception as error:  # each kind of tokenizer fails in a way of its own
             raise UserError(
                 f"{file.parent} has no tokenizer that transformers opens ({type(error).__name__}: "

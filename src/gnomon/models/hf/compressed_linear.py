@@ -42,23 +42,18 @@ class Term(nn.Module):
         y = y.index_add(-1, self.rows.to(x.device), more)
         return y if self.pivots is None else y.index_add(-1, self.pivots.to(x.device), z)
 
-    def matrix(self, shape: tuple[int, int]) -> Tensor:
-        """The term as a matrix (M, N)."""
-        identity = torch.eye(shape[1], dtype=self.A.dtype, device=self.A.device)
-        return self(identity, None, shape[0]).T
-
 
 class CompressedLinear(nn.Module):
     """y = W x + bias, W the sum of `terms`."""
 
     def __init__(self, shape: tuple[int, int], terms: list[dict[str, Any]], bias: bool = False):
         super().__init__()
-        self.out_features, self.in_features = self.shape = tuple(shape)
-        self.terms = nn.ModuleList(Term(self.shape, **term) for term in terms)
+        self.out_features, self.in_features = shape
+        self.terms = nn.ModuleList(Term(shape, **term) for term in terms)
         self.bias = nn.Parameter(torch.zeros(self.out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = None
+        y: Any = None
         for term in self.terms:
             y = term(x, y, self.out_features)
         return y if self.bias is None else y + self.bias
@@ -66,7 +61,11 @@ class CompressedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """W_MN, computed: some models ask a linear for the dtype of its weight."""
-        return sum(term.matrix(self.shape) for term in self.terms)
+        some = next(self.terms.parameters())
+        columns: Any = None
+        for term in self.terms:
+            columns = term(torch.eye(self.in_features, dtype=some.dtype, device=some.device), columns, self.out_features)
+        return columns.T
 
 
 def swap(model: Any, compressed: Mapping[str, Mapping[str, Any]]) -> None:
