@@ -240,8 +240,8 @@ def compress(
         out: folder to make; it appears whole or not at all.
         calibrate: a text (.txt, .txt.gz, or token file) to which the smaller model is fitted.
         keep: share of the block weights that stay.
-        method: private (each matrix a product of two), pivoted (the same, stored in less), shared (neighbours share bases) or depth
-            (blocks are left out).
+        method: private (each matrix a product of two), pivoted (the same, stored in less), shared (neighbours share bases), modules
+            (fewer channels in MLP and heads), mlp (in the MLP alone) or depth (blocks are left out).
         by: of depth, which blocks go: loss (the one that costs least, again and again), change (those that turn the states
             least), continuity (those most like the one before) or random.
         group: of shared, how many neighbouring blocks share.
@@ -485,7 +485,8 @@ def study(
     """Re-run a paper as a grid of runs, with tuned baselines, several seeds and a verdict; the same command continues.
 
     Args:
-        name: residuals, manifolds, continuity, drift, instability, recipe, auto, map or warnings.
+        name: residuals, manifolds, continuity, drift, instability, recipe, auto, map or warnings; or compression, which trains
+            nothing: --data is the calibration text, --variants are methods, --set says model=, texts= and more.
         scale: smoke (whether it works, two minutes), tiny (eight minutes to an hour on two cores), small (hours on a laptop
             or one GPU) or paper.
         seeds: compared seeds; the tuning seed comes on top.
@@ -501,6 +502,8 @@ def study(
     from gnomon import studies
     from gnomon.studies import study_estimate, study_page
 
+    if name == studies.COMPRESSION:
+        return _study_compression(data, seeds, variants, out, outcomes, dry_run, _pairs(set))
     found = studies.load(name, scale, seeds=seeds, data=data, variants=variants, changes=_pairs(set))
     folder = out or Path("runs") / f"study-{name}-{scale}"
     rows = studies.dry_run(found, processes, folder, outcomes)
@@ -513,6 +516,29 @@ def study(
     if claims := results.claims():
         report.show(claims)
     print(f"wrote {path}, results.csv and results.md")
+
+
+def _study_compression(
+    data: str | None,
+    samples: int | None,
+    methods: tuple[str, ...],
+    out: Path | None,
+    outcomes: Path | None,
+    dry_run: bool,
+    changes: dict[str, Any],
+) -> None:
+    from gnomon.studies import compression_cells, compression_study, compression_verdict
+
+    setup = compression_cells.setup(data, samples, methods, changes)
+    file = outcomes or (out or Path("runs") / "study-compression") / "outcomes.jsonl"
+    if dry_run:
+        report.show(compression_study.left(setup, file))
+        return
+    lines = compression_study.run(setup, file)
+    for family in compression_verdict.families(lines):
+        report.show(compression_verdict.table(lines, family), title=f"{family}: nats a token above the whole model")
+    report.show(compression_verdict.claims(lines))
+    print(f"wrote {file}")
 
 
 def advise(

@@ -40,6 +40,11 @@ def modules(blocks: Sequence[BlockMatrices], keep: float) -> list[dict[str, Repl
     return [narrow(block, keep) for block in blocks]
 
 
+def mlp(blocks: Sequence[BlockMatrices], keep: float) -> list[dict[str, Replacement]]:
+    """The same of the MLP alone: attention stays whole, and plain transformers runs the result."""
+    return [narrow(block, keep, attention=1.0) for block in blocks]
+
+
 def narrow(block: BlockMatrices, keep: float, attention: float | None = None) -> dict[str, Replacement]:
     """The block with at most the share `keep` of its weights.
 
@@ -68,17 +73,17 @@ def narrow(block: BlockMatrices, keep: float, attention: float | None = None) ->
             f"block {block.index} has no MLP whose channels go from an up to a down projection one by one, so none can be left out. "
             "Use another method."
         )
-    mlp = [matrix for matrix in (block.of("gate"), up, down) if matrix is not None]
+    parts = [matrix for matrix in (block.of("gate"), up, down) if matrix is not None]
     left = keep * block.numel - sum(tensor.numel() for cut in cuts.values() for tensor in cut.term.stored.values())
-    left -= sum(matrix.W_MN.numel() for number, matrix in enumerate(block.matrices) if number not in cuts and matrix not in mlp)
+    left -= sum(matrix.W_MN.numel() for number, matrix in enumerate(block.matrices) if number not in cuts and matrix not in parts)
     width = len(up.W_MN)
-    count = min(width, math.floor(left / (sum(matrix.W_MN.numel() for matrix in mlp) // width) + 1e-9))
+    count = min(width, math.floor(left / (sum(matrix.W_MN.numel() for matrix in parts) // width) + 1e-9))
     if count < 1:
         raise UserError(
             f"{keep:g} of block {block.index} are {keep * block.numel:,.0f} weights, of which its attention leaves {left:,.0f}: not one "
             f"of the {width:,} channels of its MLP. Keep more, or less of attention."
         )
-    return made | (_mlp(block, down, mlp[:-1], count) if count < width else {})
+    return made | (_mlp(block, down, parts[:-1], count) if count < width else {})
 
 
 def _mlp(block: BlockMatrices, down: Matrix, readers: list[Matrix], count: int) -> dict[str, Replacement]:

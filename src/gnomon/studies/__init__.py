@@ -28,6 +28,9 @@ NAMES = {
     "map": "which residual and optimizer at which depth, length, width, rate and batch",
     "warnings": "whether warnings come before the loss shows a failure, and only then",
 }
+COMPRESSION = "compression"
+"""The study that trains nothing: what each way to make a trained model smaller costs (`gnomon.studies.compression_study`)."""
+
 SCALES = ("smoke", "tiny", "small", "paper")
 
 
@@ -54,7 +57,9 @@ def load(
     Raises:
         UserError: unknown name, scale or variant.
     """
-    check_name("study", name, NAMES)
+    check_name("study", name, [*NAMES, COMPRESSION])
+    if name == COMPRESSION:
+        raise UserError("study compression trains nothing and has no recipes: run gnomon.studies.compression_study.run")
     check_name("scale", scale, SCALES)
     settings, variants = dict(changes or {}), list(variants)
     command = ["gnomon", "study", name, "--scale", scale]

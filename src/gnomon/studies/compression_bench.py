@@ -1,0 +1,168 @@
+"""One model on the bench of `gnomon study compression`: its texts, its matrices, and what a cell measures.
+
+Legend: B rows, T tokens, D channels of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnomon.compress.block_choice import changes
+from gnomon.compress.block_matrices import BlockMatrices, measured
+from gnomon.compress.budget import check_calibration
+from gnomon.compress.group_choice import by_continuity
+from gnomon.compress.replacements import Replacement
+from gnomon.compress.shared_basis import BY_ROLE, shared
+from gnomon.compress.whitened_svd import lost
+from gnomon.errors import UserError
+from gnomon.running.block_worth import losses_without
+from gnomon.running.streamed import Block, open_streamed
+from gnomon.running.token_rows import Rows, read_rows
+from gnomon.studies.compression_cells import Cell, Setup
+from gnomon.studies.compression_methods import METHODS, ROUNDED, Given, Made, loss, size
+
+SIDES = ("", "input", "output")
+
+
+class Bench:
+    """Attributes:
+    setup: the study.
+    streamed: the model.
+    texts: evaluation rows by name.
+    """
+
+    def __init__(self, setup: Setup):
+        self.setup = setup
+        self.streamed = open_streamed(setup.model)
+        self.texts = {_stem(text): read_rows(self.streamed, text, setup.tokens, setup.length) for text in setup.texts}
+        rows = read_rows(self.streamed, setup.data, setup.calibration * setup.samples, setup.length)
+        self.samples = _parts(rows, setup.samples)
+        check_calibration(self.streamed, self.samples[0])
+        self._matrices: tuple[int, list[BlockMatrices]] = (-1, [])
+
+    @torch.no_grad()
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """What a cell adds to its line."""
+        if cell.method == "roles":
+            return {"roles": self._roles(cell)}
+        if cell.method == "pairs":
+            return {"pairs": self._pairs(cell)}
+        if cell.method == "blocks":
+            return {"blocks": self._blocks(cell)}
+        made = Made()
+        if cell.method != "whole":
+            fitted = cell.method not in ROUNDED and not cell.method.startswith("depth")
+            matrices = self.matrices(cell.sample) if fitted and not self.setup.sequential else None
+            given = Given(self.streamed, self.samples[cell.sample], matrices, cell.sample)
+            made = (METHODS | ROUNDED)[cell.method](given, cell.keep)
+        weights, nbytes = size(self.streamed, made)
+        return {"weights": weights, "bytes": nbytes, "losses": self._losses(made)} | ({"gone": made.gone} if made.gone else {})
+
+    def _losses(self, made: Made) -> dict[str, float]:
+        return {name: round(loss(self.streamed, rows, made), 5) for name, rows in self.texts.items()}
+
+    def _roles(self, cell: Cell) -> dict[str, dict[str, dict[str, float]]]:
+        """role -> side ("" for bases of its own) -> losses, where the role alone is made smaller, pair by pair."""
+        matrices = self.matrices(cell.sample)
+        roles = [matrix.role for matrix in matrices[0].matrices]
+        if len(set(roles)) < len(roles) or not _one_by_one(matrices[0]):
+            raise UserError(f"{self.setup.name} holds several roles in one tensor, so the part 'roles' cannot take one by itself")
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for role in roles:
+            for side in SIDES:
+                made = Made()
+                for first in range(0, len(matrices), 2):
+                    self._share(made, matrices[first : first + 2], cell.keep, {role: side} if side else {}, (role,))
+                found.setdefault(role, {})[side or "own"] = self._losses(made)
+        return found
+
+    def _pairs(self, cell: Cell) -> dict[str, list[float]]:
+        """For each block but the last: the loss on the first text where it and the next alone share by role, and where they are made
+        smaller each by itself; and what may predict the difference: continuity, and how much more of the outputs' energy sharing loses."""
+        matrices, rows = self.matrices(cell.sample), next(iter(self.texts.values()))
+        found: dict[str, list[float]] = {"shared": [], "own": [], "tail": []}
+        for first in range(len(matrices) - 1):
+            pair, gone = matrices[first : first + 2], {}
+            for name, sides in (("shared", BY_ROLE), ("own", {})):
+                made = Made()
+                self._share(made, pair, cell.keep, sides, tuple(BY_ROLE))
+                found[name].append(round(loss(self.streamed, rows, made), 5))
+                gone[name] = sum(_lost(block, made.load(block.index)) for block in pair)
+            found["tail"].append(gone["shared"] - gone["own"])
+        return found | {"continuity": by_continuity(self.streamed, self.samples[cell.sample], cell.keep, cell.sample)}
+
+    def _blocks(self, cell: Cell) -> dict[str, Any]:
+        """The loss on the first text without each block; what may predict it: how far the block turns the states, and continuity with
+        the block before (none for the first), both known without that text; and the loss on the calibration text without it."""
+        rows, sample = next(iter(self.texts.values())), self.samples[cell.sample]
+        some = replace(sample, tokens_BT=sample.tokens_BT[: len(rows.tokens_BT)])
+        whole, without = losses_without(self.streamed, rows)
+        return {
+            "whole": whole,
+            "without": list(without.values()),
+            "change": changes(self.streamed, sample),
+            "calibration": list(losses_without(self.streamed, some)[1].values()),
+            "continuity": [None, *by_continuity(self.streamed, sample, cell.keep, cell.sample)],
+        }
+
+    def _share(
+        self, made: Made, blocks: Sequence[BlockMatrices], keep: float, sides: Mapping[str, str], roles: Sequence[str]
+    ) -> None:
+        """Only the linears of these roles become what sharing makes of them."""
+        if _one_by_one(blocks[0]):
+            blocks = [replace(block, matrices=tuple(m for m in block.matrices if m.role in roles)) for block in blocks]
+        for block, linears in zip(blocks, shared(blocks, keep, sides)):
+            wanted = {matrix.linear for matrix in block.matrices if matrix.role in roles}
+            made.save([block.index], [{name: one for name, one in linears.items() if name in wanted}])
+
+    def matrices(self, sample: int) -> list[BlockMatrices]:
+        """Every block's, with the moments of the whole model's inputs on a calibration sample."""
+        if self._matrices[0] != sample:
+            found: list[BlockMatrices] = []
+
+            def visit(index: int, h_BTD: Tensor, block: Block) -> Tensor:
+                h_BTD, matrices = measured(self.streamed, index, h_BTD, block)
+                found.append(matrices)
+                return h_BTD
+
+            self.streamed.run(self.samples[sample].tokens_BT, visit, **self.streamed.without_logits)
+            self._matrices = (sample, found)
+        return self._matrices[1]
+
+
+def _one_by_one(block: BlockMatrices) -> bool:
+    """Whether every role has a tensor of its own."""
+    return len({matrix.linear for matrix in block.matrices}) == len(block.matrices)
+
+
+def _lost(block: BlockMatrices, made: Mapping[str, Replacement]) -> float:
+    """Mean over matrices of the share of the outputs' energy that is lost."""
+    shares = []
+    for matrix in block.matrices:
+        if matrix.linear in made:
+            new = made[matrix.linear].W_MN[slice(None) if matrix.rows is None else list(matrix.rows)]
+            C_NN = block.C_NN(matrix)
+            shares.append(lost(matrix.W_MN, new, C_NN) / lost(matrix.W_MN, torch.zeros_like(new), C_NN))
+    return sum(shares) / len(shares)
+
+
+def _parts(rows: Rows, count: int) -> list[Rows]:
+    """Stretches of equal length, one after the other.
+
+    Raises:
+        UserError: fewer rows than stretches.
+    """
+    each = len(rows.tokens_BT) // count
+    if not each:
+        raise UserError(f"{rows.text} has {rows.count:,} tokens, which are no {count} samples; give a longer text or fewer --seeds")
+    return [replace(rows, tokens_BT=rows.tokens_BT[number * each : (number + 1) * each]) for number in range(count)]
+
+
+def _stem(text: str) -> str:
+    return Path(text).name.split(".")[0]

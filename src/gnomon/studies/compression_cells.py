@@ -1,0 +1,110 @@
+"""The cells of `gnomon study compression`: what is asked of one model, and in which order it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gnomon.errors import UserError, check_name
+from gnomon.files import check_readable
+
+PARTS = ("roles", "pairs", "blocks")
+ROLE_KEEP = 0.5
+"""Of one role's weights, where it alone is made smaller: at 0.8 of so little, differences drown."""
+
+
+class Cell(NamedTuple):
+    """What is measured at once: a method or part, the share that stays, and the number of the calibration sample."""
+
+    method: str
+    keep: float
+    sample: int
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A study of one model.
+
+    Attributes:
+        model: what `gnomon inspect` reads.
+        data: the calibration text, or a token file.
+        texts: evaluation texts or token files; their names in the results are those of the files without endings.
+        name: of the model in the results.
+        keep: shares of the block weights that stay.
+        samples: how many calibration samples.
+        methods: names of methods and parts; none for all.
+        calibration, tokens, length: tokens of a calibration sample, of each evaluation text, and of a row.
+        sequential: whether each block is fitted to what the smaller ones before it give; else to what the whole model gives, which is
+            measured once for all methods and shares.
+    """
+
+    model: str
+    data: str
+    texts: tuple[str, ...]
+    name: str
+    keep: tuple[float, ...] = (0.8, 0.6, 0.9, 0.7)
+    samples: int = 3
+    methods: tuple[str, ...] = ()
+    calibration: int = 16384
+    tokens: int = 8192
+    length: int = 512
+    sequential: bool = True
+
+    @property
+    def same(self) -> dict[str, Any]:
+        """What two lines of a file must share to be of one study."""
+        kept = ("calibration", "tokens", "length", "sequential")
+        return {"model": self.name} | {key: getattr(self, key) for key in kept}
+
+
+def setup(data: str | None, samples: int | None, methods: Sequence[str], changes: Mapping[str, Any]) -> Setup:
+    """From what the command line gives.
+
+    Raises:
+        UserError: no model, no text, an unknown setting or method.
+    """
+    from gnomon.studies.compression_methods import METHODS, ROUNDED
+
+    known = ("model", "texts", "name", "keep", "calibration", "tokens", "length", "sequential")
+    for key in changes:
+        check_name("setting of this study", key, known)
+    needed = {"--data": data, "--set model=": changes.get("model"), "--set texts=": changes.get("texts")}
+    missing = [key for key, value in needed.items() if not value]
+    if missing:
+        raise UserError(
+            f"study compression makes a trained model smaller; {', '.join(missing)} missing. E.g. gnomon study compression --data "
+            "calibration.txt --set model=./some-model texts=other.txt,novels.txt"
+        )
+    for method in methods:
+        check_name("method or part", method, [*METHODS, *ROUNDED, *PARTS])
+    given: dict[str, Any] = {}
+    try:
+        given |= {key: int(changes[key]) for key in ("calibration", "tokens", "length") if key in changes}
+        given |= {"keep": tuple(float(share) for share in str(changes["keep"]).split(","))} if "keep" in changes else {}
+    except ValueError as error:
+        raise UserError(f"--set calibration=, tokens= and length= are whole numbers, keep= shares such as 0.8,0.6 ({error})") from None
+    if "sequential" in changes:
+        given["sequential"] = check_name("value of sequential", str(changes["sequential"]).lower(), ("true", "false")) == "true"
+    texts = tuple(str(changes["texts"]).split(","))
+    for text in texts:
+        if Path(text).suffix:
+            check_readable(text)
+    name = str(changes.get("name") or Path(str(changes["model"])).name)
+    made = Setup(str(changes["model"]), str(data), texts, name, methods=tuple(methods), **given)
+    return made if samples is None else replace(made, samples=samples)
+
+
+def cells(setup: Setup) -> Iterator[Cell]:
+    """All of them, the whole model first; one sample of all comes before the next."""
+    from gnomon.studies.compression_methods import METHODS, ROUNDED
+
+    wanted = setup.methods or (*METHODS, *ROUNDED, *PARTS)
+    yield Cell("whole", 1.0, 0)
+    for sample in range(setup.samples):
+        for keep in setup.keep:
+            yield from (Cell(method, keep, sample) for method in METHODS if method in wanted)
+        if not sample:
+            yield from (Cell(method, 1.0, 0) for method in ROUNDED if method in wanted)
+        yield from (Cell(part, ROLE_KEEP, sample) for part in PARTS if part in wanted)
