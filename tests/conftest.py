@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Models of a few thousand weights are done before a second thread is awake. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +20,9 @@ def tiny_run(tmp_path_factory):
                "steps": 2, "watch.eval_tokens": 64, "watch.probe_tokens": 32, "compute.device": "cpu"}  # fmt: skip
     train(replace(preset("tiny"), changes), folder)
     return folder
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    """`gnomon train` ends without drawing the page of the run, which takes longer than a small run itself."""
+    monkeypatch.setattr("gnomon.evaluation.report_of", lambda folder: folder / "report.html")

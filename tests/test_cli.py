@@ -95,7 +95,7 @@ def test_compare_eval_generate(run, tmp_path):
     assert done.returncode == 0 and done.stdout.startswith("The"), done.stderr
 
 
-def test_data_then_train_on_it(tmp_path):
+def test_data_then_train_on_it(tmp_path, no_report):
     (tmp_path / "text.txt").write_text("All work and no play makes Jack a dull boy.\n" * 200)
     done = gnomon("data", tmp_path / "text.txt", tmp_path / "tokens", "--tokenizer", "byte", "--workers", 2)
     assert done.returncode == 0, done.stderr
@@ -243,7 +243,7 @@ def test_mistakes_exit_2_with_one_message(arguments, words, tmp_path):
 
 def test_truncated_token_file(tmp_path):
     (tmp_path / "t.bin").write_bytes(b"\x00" * 1001)
-    done = process("train", "tiny", "--data", tmp_path / "t.bin", "--out", tmp_path / "run")
+    done = gnomon("train", "tiny", "--data", tmp_path / "t.bin", "--out", tmp_path / "run")
     assert done.returncode == 2 and "t.bin" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -255,7 +255,7 @@ def test_recipe_with_a_typo_names_it(run, tmp_path):
     assert done.returncode == 2 and "optim.weight_dcay" in done.stderr and "weight_decay" in done.stderr
 
 
-def test_config_reproduces_a_run(run, tmp_path):
+def test_config_reproduces_a_run(run, tmp_path, no_report):
     done = gnomon("train", "--config", run / "recipe.json", "--out", tmp_path / "again")
     assert done.returncode == 0, done.stderr
     a, b = (json.loads((f / "metrics.jsonl").read_text().splitlines()[-1])["loss"] for f in (run, tmp_path / "again"))

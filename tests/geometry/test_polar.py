@@ -109,7 +109,7 @@ def test_gram_resolves_what_lies_above_its_lower_end(dtype, off):
     assert (lifted[~resolved].diff() < 0).all(), "what is not resolved stays in order"
 
 
-@pytest.mark.parametrize("n", [131, 260, 512])
+@pytest.mark.parametrize("n", [131, 260, pytest.param(512, marks=pytest.mark.slow)])
 def test_gram_stays_in_the_unit_ball_however_ill_conditioned(n):
     for seed in range(2 if n < 512 else 1):
         for least in (1e-5, 1e-8):

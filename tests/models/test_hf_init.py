@@ -228,7 +228,7 @@ def test_mistakes_exit_2(values, words, tmp_path, capsys):
     assert cli.main(["train", "--init", str(tmp_path / "nowhere")]) == 2
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, capsys, no_report):
     published("llama", tmp_path / "llama")
     small = ["data.tokenizer=byte", "data.batch=2", "watch.eval_tokens=64", "optim.name=adamw"]
     given = ["train", "--init", str(tmp_path / "llama"), "--residual", "sphere", "--p", "2", "--steps", "1"]

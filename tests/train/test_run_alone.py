@@ -27,6 +27,8 @@ from gnomon.train.run_data import fit_to_data
 from gnomon.train.run_lock import LOCK, only_one
 from gnomon.train.run_writer import load_recipe
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 SETTINGS = [f"{path}={json.dumps(value)}" for path, value in (SMALL | {"steps": 6}).items()]
 TEXT = "All work and no play makes Jack a dull boy.\n" * 400
 

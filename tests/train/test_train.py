@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from gnomon.monitor import passes
 from gnomon.run_folder import checkpoint_folders, read_metrics
 from gnomon.series import over_depth
 from gnomon.train import loop, postmortem, preset, replace, run_data, saving, train
+from gnomon.train.run_writer import load_recipe
 
 SMALL = {
     "model.layers": 2, "model.width": 32, "model.heads": 2, "model.context": 32, "data.batch": 4, "steps": 12,
@@ -220,9 +220,9 @@ def wait_for_step(folder, step, process):
     raise AssertionError("the run did not get going")
 
 
-def test_killed_and_continued_equals_uninterrupted(tmp_path):
+def test_killed_and_continued_equals_uninterrupted(tmp_path, no_report):
     """kill -9 at an arbitrary moment; rubble of a half-written checkpoint and metrics line included."""
-    steps = 80
+    steps = 40
     process = start(tmp_path / "killed", steps)
     wait_for_step(tmp_path / "killed", 15, process)
     process.kill()
@@ -230,23 +230,28 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path):
     (tmp_path / "killed" / "checkpoints" / ".step-00000099.1.partial").mkdir()
     with open(tmp_path / "killed" / "metrics.jsonl", "a") as file:
         file.write('{"step": 17, "los')
-    for name in ("killed", "whole"):
-        assert cli.main(command(tmp_path / name, steps)[3:]) == 0
+    assert cli.main(command(tmp_path / "killed", steps)[3:]) == 0
+    train(load_recipe(tmp_path / "killed"), tmp_path / "whole")
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
     assert [m["step"] for m in read_metrics(tmp_path / "killed")] == list(range(1, steps + 1))
     assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
-    assert (tmp_path / "killed" / "report.html").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_asked_to_stop_it_saves_first(tmp_path, number):
-    process = start(tmp_path)
-    wait_for_step(tmp_path, 15, process)
-    os.kill(process.pid, number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the same command continues" in out, (out, err)
+def test_asked_to_stop_it_saves_first(tmp_path, number, monkeypatch, capsys):
+    real = loop.data.batch
+
+    def batch(*args, step, **kwargs):
+        if step == 5:
+            signal.raise_signal(number)
+        return real(*args, step=step, **kwargs)
+
+    monkeypatch.setattr(loop.data, "batch", batch)
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    assert cli.main(command(tmp_path)[3:]) == 130 and "the same command continues" in capsys.readouterr().out
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
     saved = int(checkpoint_folders(tmp_path)[-1].name.split("-")[1])
-    assert saved == read_metrics(tmp_path)[-1]["step"]
+    assert saved == read_metrics(tmp_path)[-1]["step"] < 10
 
 
 @pytest.mark.parametrize("residual", ["pre-norm", "proj-spheret"])
@@ -457,21 +462,27 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):
 
 
 FULL = """
-import resource, signal, sys
+import contextlib, io, json, resource, signal, sys
 from gnomon.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
-sys.exit(main(sys.argv[2:]))
+told = []
+for size in (100, 40_000):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        told.append((main([*sys.argv[2:], "--out", f"{sys.argv[1]}/{size}"]), err.getvalue()))
+print(json.dumps(told))
 """
 
 
-@pytest.mark.parametrize("size", [40_000, 100])
-def test_a_file_that_cannot_be_written_is_one_message(tmp_path, size):
-    """A checkpoint (whose library has exceptions of its own), and before that the recipe."""
-    done = subprocess.run([sys.executable, "-c", FULL, str(size), *command(tmp_path / "run", 8)[3:]], capture_output=True, text=True)
-    lines = done.stderr.strip().splitlines()
-    assert done.returncode == 2 and "File too large" in lines[-1] and "Traceback" not in done.stderr
-    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+def test_a_file_that_cannot_be_written_is_one_message(tmp_path):
+    """The recipe, and with more room a checkpoint (whose library has exceptions of its own)."""
+    _, _, _, *arguments = command(tmp_path, 8)
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path), *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for (code, told), size in zip(json.loads(done.stdout.splitlines()[-1]), ("100", "40000"), strict=True):
+        assert code == 2 and "File too large" in told.strip().splitlines()[-1] and "Traceback" not in told
+        assert not list((tmp_path / size / "checkpoints").glob("step-*"))
+    assert (tmp_path / "40000" / "recipe.json").exists() and not (tmp_path / "100" / "recipe.json").exists()
 
 
 def test_vocabulary_must_hold_the_data():
