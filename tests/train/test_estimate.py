@@ -63,12 +63,12 @@ def test_state_is_that_of_the_optimizer(assignment):
 
 
 def test_evaluations_and_probes_are_counted():
-    """A forward pass is a third of a step: 64 tokens each evaluation, at steps 4, 8 and the last."""
+    """A forward pass is a third of a step: 64 tokens each evaluation, at steps 0, 4, 8 and the last."""
     quiet = recipe(**{"steps": 10, "watch.eval_every": 0, "watch.probe_every": 0, "watch.eval_tokens": 64, "watch.probe_tokens": 32})
     often = replace(quiet, {"watch.eval_every": 4})
     forward = quiet.model.flops_per_token / 3
-    once, thrice = estimate(quiet)["watch_flops"], estimate(often)["watch_flops"]
-    assert thrice - once == pytest.approx(2 * 64 * forward, rel=1e-6)
+    once, four_times = estimate(quiet)["watch_flops"], estimate(often)["watch_flops"]
+    assert four_times - once == pytest.approx(3 * 64 * forward, rel=1e-6)
     matrices = 2 * 400 * 32**2 * (4 + 4 + 4)  # query, key, value, output; up and down are four times as wide
     assert once == pytest.approx(64 * forward + 1.4 * 32 * forward + matrices, rel=1e-6)
     assert estimate(often)["machines"][0]["run_seconds"] > estimate(quiet)["machines"][0]["run_seconds"]

@@ -121,7 +121,7 @@ def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
     assert [code for code, _ in answers] == [0, 0], answers
     one, two = weights(folder), weights(tmp_path / "whole")
     assert all(torch.equal(one[name], two[name]) for name in two)
-    assert [m["step"] for m in read_metrics(folder)] == list(range(1, STEPS + 1))
+    assert [m["step"] for m in read_metrics(folder)] == list(range(STEPS + 1))
     assert not list((folder / "checkpoints").glob(".*")) and (folder / "report.html").exists()
 
 

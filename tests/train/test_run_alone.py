@@ -183,7 +183,7 @@ def test_a_finished_run_is_extended_and_says_how(tmp_path, capsys):
     # The rate is constant, so nothing tells the two apart.
     train(longer, tmp_path / "whole")
     assert same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
-    assert [m["step"] for m in read_metrics(tmp_path / "run")] == list(range(1, 13))
+    assert [m["step"] for m in read_metrics(tmp_path / "run")] == list(range(13))
     assert load_recipe(tmp_path / "run").steps == 12 and read_json(tmp_path / "run" / "recipe-until-00000008.json")["steps"] == 8
     told.clear()
     train(longer, tmp_path / "run", extend=True, tell=told.append)

@@ -60,8 +60,8 @@ def test_clients_get_settings_numbers_and_the_end(tmp_path, fakes, name, monkeyp
     assert (settings["project"], settings["name"], settings["resume"]) == ("mine", "run", "allow")
     assert settings["config"]["model"]["width"] == 16
     records = read_metrics(tmp_path / "run")
-    assert [step for _, step, _ in logs] == [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
-    assert [numbers["loss"] for _, _, numbers in logs] == [record["loss"] for record in records]
+    assert [step for _, step, _ in logs] == [record["step"] for record in records] == list(range(7))
+    assert [numbers.get("loss") for _, _, numbers in logs] == [record.get("loss") for record in records]
     assert "val_loss" in logs[-1][2] and any("/0" in key for key in logs[-1][2])
 
 
@@ -76,7 +76,7 @@ def test_a_resumed_wandb_run_keeps_its_id(tmp_path, fakes):
 def test_a_failing_sink_is_told_once_and_stops_nothing(tmp_path, fakes, call, monkeypatch, capsys):
     monkeypatch.setenv("FAIL", call)
     record = train(RECIPE, tmp_path / "run", sinks=["wandb", "tensorboard"] if _tensorboard() else ["wandb"])
-    assert record["step"] == 6 and len(read_metrics(tmp_path / "run")) == 6
+    assert record["step"] == 6 and len(read_metrics(tmp_path / "run")) == 7
     told = [line for line in capsys.readouterr().err.splitlines() if "the sink" in line]
     assert len(told) == 1 and "'wandb' failed" in told[0] and "no route" in told[0]
     assert [each[0] for each in fakes()].count(call) == 1
@@ -108,7 +108,7 @@ def test_a_sink_of_ones_own(tmp_path, monkeypatch):
 
     monkeypatch.setitem(SINKS, "mine", Mine)
     train(RECIPE, tmp_path / "run", sinks=["mine"])
-    assert steps == [("run", 6, 0), 1, 2, 3, 4, 5, 6, "closed"]
+    assert steps == [("run", 6, -1), 0, 1, 2, 3, 4, 5, 6, "closed"]
 
 
 def test_scalars_are_the_finite_numbers_by_path():
@@ -139,5 +139,5 @@ def test_tensorboard_has_the_curves_and_a_resumed_run_replaces_what_was_lost(tmp
 
     shutil.rmtree(folder / "checkpoints" / "step-00000006")
     train(RECIPE, folder, sinks=["tensorboard"])
-    wanted = {record["step"]: record["loss"] for record in read_metrics(folder)}
+    wanted = {record["step"]: record["loss"] for record in read_metrics(folder)[1:]}
     assert _events(folder)["loss"] == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in wanted.items()]

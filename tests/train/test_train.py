@@ -51,12 +51,12 @@ def test_run_folder(tmp_path):
     folder = tmp_path / "run"
     assert {p.name for p in folder.iterdir()} == {"recipe.json", "environment.json", "metrics.jsonl", "checkpoints"}
     metrics = read_metrics(folder)
-    assert [m["step"] for m in metrics] == list(range(1, 41))
+    assert [m["step"] for m in metrics] == list(range(41))
     assert all(
-        m.keys() >= {"step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second"} for m in metrics
+        m.keys() >= {"step", "loss", "lr", "grad_norm", "tokens", "seconds", "tokens_per_second"} for m in metrics[1:]
     )
-    assert metrics[-1]["val_loss"] < metrics[5]["val_loss"] - 0.05
-    assert [m["step"] for m in metrics if "val_loss" in m] == [6, 12, 18, 24, 30, 36, 40]
+    assert metrics[-1]["val_loss"] < metrics[6]["val_loss"] - 0.05
+    assert [m["step"] for m in metrics if "val_loss" in m] == [0, 6, 12, 18, 24, 30, 36, 40]
     last = metrics[-1]
     assert len(last["stream_norm"]) == len(last["angle"]) == len(last["step_size"]) == 4
     assert list(last["stream_norm"].values()) == pytest.approx([32**0.5] * 4, rel=1e-5)
@@ -64,12 +64,39 @@ def test_run_folder(tmp_path):
     assert len(last["attention_logit_max"]) == len(last["attention_entropy"]) == 2
     assert 0 < max(over_depth("attention_entropy", last["attention_entropy"])) < torch.log(torch.tensor(32.0))
     measured = {m["step"] for m in metrics if "angle" in m}
-    assert measured == {m["step"] for m in metrics if "update" in m} == {m["step"] for m in metrics if "gradient_norm" in m}
-    assert measured >= {40} and 1 not in measured
+    assert measured == {m["step"] for m in metrics if "sigma_max" in m} == {0, 6, 12, 18, 24, 30, 36, 40}
+    assert measured - {0} == {m["step"] for m in metrics if "update" in m} == {m["step"] for m in metrics if "gradient_norm" in m}
     assert record == {**last, "stopped": False}
     assert [p.name for p in checkpoint_folders(folder)] == ["step-00000036", "step-00000040"]
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["torch"] == torch.__version__ and environment["parameters"] > 0
+
+
+def test_a_record_begins_with_the_model_as_it_starts(tmp_path):
+    settings = recipe(steps=3, **{"watch.save_every": 0, "model.head_bias": False})
+    folder = tmp_path / "run"
+    train(settings, folder)
+    first, second, *_ = read_metrics(folder)
+    assert first["step"] == first["tokens"] == 0 and first.keys().isdisjoint({"loss", "lr", "grad_norm", "tokens_per_second"})
+    torch.manual_seed(settings.seed)
+    model = Transformer(settings.model)
+    _, held_out = run_data.open_data(settings)
+    x, y = (torch.from_numpy(part) for part in loop.data.slices(held_out, context=32, count=16))
+    assert first["val_loss"] == pytest.approx(model.loss(x, y).item(), rel=1e-5)
+    query = model.blocks[0].attention.query.weight.detach()
+    assert first["sigma_max"]["text.0.query"] == pytest.approx(torch.linalg.matrix_norm(query, 2).item(), rel=0.02)
+    # Nothing is measured beside the last step where nothing is asked for; and no step depends on it.
+    train(replace(settings, {"watch.eval_every": 0, "watch.probe_every": 0}), tmp_path / "quiet")
+    quiet = read_metrics(tmp_path / "quiet")
+    assert [m["step"] for m in quiet] == [1, 2, 3] and quiet[0]["loss"] == second["loss"]
+    assert same(weights(folder), weights(tmp_path / "quiet"))
+
+
+def test_a_run_that_lost_all_its_checkpoints_begins_its_record_anew(tmp_path):
+    for _ in range(2):
+        train(recipe(steps=3), tmp_path / "run")
+        shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert [m["step"] for m in read_metrics(tmp_path / "run")] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("residual", ["pre-norm", "proj-spheret"])
@@ -124,7 +151,7 @@ def test_probes_tell_how_the_weights_fare(assignment, tmp_path):
 def test_tracked_continuity_survives_a_resume(tmp_path, monkeypatch):
     settings = recipe(**{"watch.track_every": 3})
     whole = read_metrics(_run(settings, tmp_path / "whole"))
-    assert [m["step"] for m in whole if "weight_v1" in m] == [3, 6, 9, 12]
+    assert [m["step"] for m in whole if "weight_v1" in m] == [0, 3, 6, 9, 12]
     assert whole[-1].keys() >= {"gradient_v1", "accumulated_v1", "delta_gw_v1", "change", "turn_v1"}
     real = loop.data.batch
 
@@ -158,7 +185,8 @@ def test_a_run_with_a_tracker_of_before_goes_on(tmp_path):
     again = read_metrics(_run(settings, folder))[-1]
     for key in ("change", "accumulated_v1", "weight_v1", "turn_v1"):
         assert again[key] == pytest.approx(whole[key], rel=1e-4, abs=1e-5), key
-    assert again["sigma_max"] == pytest.approx(whole["sigma_max"], rel=1e-3)
+    # Sought from a random start again, and so a little less exact.
+    assert again["sigma_max"] == pytest.approx(whole["sigma_max"], rel=3e-3)
 
 
 def _run(settings, folder):
@@ -184,7 +212,9 @@ def test_a_modern_model_starts_silent_and_learns(tmp_path, residual, assignment)
     modern = {f"model.{key}": value for key, value in MODERN.items()}
     train(recipe(residual, assignment, steps=40, **modern), tmp_path / "run")
     metrics = read_metrics(tmp_path / "run")
-    assert metrics[-1]["val_loss"] < metrics[5]["val_loss"] - 0.05
+    # All it knows is how frequent each token is.
+    assert metrics[0]["val_loss"] == pytest.approx(metrics[0]["unigram"], abs=0.2)
+    assert metrics[-1]["val_loss"] < metrics[6]["val_loss"] - 0.05
     written = weights(tmp_path / "run")
     assert all(written[f"blocks.{i}.{name}.weight"].any() for i in range(2) for name in ("attention.output", "mlp.down"))
 
@@ -233,7 +263,7 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path, no_report):
     assert cli.main(command(tmp_path / "killed", steps)[3:]) == 0
     train(load_recipe(tmp_path / "killed"), tmp_path / "whole")
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
-    assert [m["step"] for m in read_metrics(tmp_path / "killed")] == list(range(1, steps + 1))
+    assert [m["step"] for m in read_metrics(tmp_path / "killed")] == list(range(steps + 1))
     assert not list((tmp_path / "killed" / "checkpoints").glob(".*"))
 
 
@@ -426,8 +456,8 @@ def test_every_look_runs_as_training_does(tmp_path, monkeypatch):
 
     monkeypatch.setattr(passes, "run", run)
     train(recipe(assignment="none", **{"compute.precision": "bf16", "optim.logit_clip": 1.0}), tmp_path)
-    # At steps 6 and 12 to be written down, at 10 for clipping.
-    assert seen == [True] * 3
+    # At steps 0, 6 and 12 to be written down, at 10 for clipping.
+    assert seen == [True] * 4
 
 
 def test_the_postmortem_looks_into_compiled_blocks():

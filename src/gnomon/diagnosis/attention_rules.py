@@ -20,7 +20,9 @@ def largest_logit(records: Sequence[Record]) -> Scores:
 
 def joint_growth(records: Sequence[Record]) -> Scores:
     """By block, over the window: growth of sigma(query) sigma(key), or of the largest logit, whichever is less."""
-    now, before = records[-1], records[-WINDOW:][0]
+    # Of a model that has been trained: against its init all of learning would count as growth.
+    trained = [record for record in records[-WINDOW:] if record["step"] > 0] or records[-1:]
+    now, before = trained[-1], trained[0]
     logits = {place.rpartition(".")[0]: pair for place, pair in _pairs(now, before, "attention_logit_max").items()}
     found = {}
     for block, (sigma, sigma_before) in _sigma_pairs(now, before).items():

@@ -74,7 +74,7 @@ def course(results: Results, name: str) -> list[dict[str, float]]:
                     "variant": name, "seed": seed, "step": record["step"], "sigma of query and key": max(queries, default=math.nan),
                     "largest logit": max(over_depth("attention_logit_max", record["attention_logit_max"])),
                     "lowest entropy": min(over_depth("attention_entropy", record["attention_entropy"])),
-                    "validation loss": val, "gradient norm": record["grad_norm"],
+                    "validation loss": val, "gradient norm": record.get("grad_norm", math.nan),
                 })  # fmt: skip
     return rows
 

@@ -250,8 +250,8 @@ def _watching(model: nn.Module, recipe: Recipe) -> int:
 
 
 def _times(steps: int, every: int) -> int:
-    """How often something falls due; at the last step in any case."""
-    return -(-steps // every) if every else 1
+    """How often something falls due; before the first step too, at the last in any case."""
+    return 1 - (-steps // every) if every else 1
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from gnomon import data
 from gnomon.optim import ManifoldMuon, clip_logits
 from gnomon.progress import Progress
+from gnomon.run_folder import checkpoint_folders
 from gnomon.series import over_depth
 from gnomon.train import optimizer, postmortem, saving, schedule
 from gnomon.train.device import Autocast, choose_device, flushed_denormals, to_device
@@ -78,16 +79,22 @@ def train(
         extended = ranks.on_main(lambda: open_run(run.folder, recipe, extend=extend))
         ranks.on_main(lambda: held.enter_context(only_one(run.folder)))
         progress = resume_or_start(run)
+        # Without a checkpoint of its own to go on from, a run begins anew, its record with it.
+        kept = progress["step"] if checkpoint_folders(run.folder) else -1
         for line in (announcement(run), extended, standing(run, progress)) if ranks.main else ():
             if line:
                 tell(line)
-        outlets = Sinks(sinks, run.folder, to_dict(recipe), progress["step"]) if ranks.main else None
-        with contextlib.closing(Metrics(run.folder, progress["step"], outlets, writes=ranks.main)) as metrics:
-            return run_steps(run, progress, metrics)
+        outlets = Sinks(sinks, run.folder, to_dict(recipe), kept) if ranks.main else None
+        with contextlib.closing(Metrics(run.folder, kept, outlets, writes=ranks.main)) as metrics:
+            return run_steps(run, progress, metrics, begins=kept < 0)
 
 
-def run_steps(run: Run, progress: dict[str, Any], metrics: Metrics) -> dict[str, Any]:
-    """Train from where the run stands to its last step, or until it is asked to stop; returns the last record."""
+def run_steps(run: Run, progress: dict[str, Any], metrics: Metrics, *, begins: bool) -> dict[str, Any]:
+    """Train from where the run stands to its last step, or until it is asked to stop; returns the last record.
+
+    Args:
+        begins: nothing of the run is on record: the model it starts with is measured first.
+    """
     recipe, watch, clock = run.recipe, run.recipe.watch, _Clock(progress["seconds"])
     record, stopped = metrics.recent[-1] if metrics.recent else {}, False
     with (
@@ -95,20 +102,24 @@ def run_steps(run: Run, progress: dict[str, Any], metrics: Metrics) -> dict[str,
         saving.saver(run.ranks, recipe.parallel.async_save) as save,
         Progress("training", recipe.steps, "step", done=progress["step"]) as bar,
     ):
+
+        def write(record: dict[str, Any]) -> None:
+            for warning in metrics.write(record):
+                # Remarks go to the folder alone.
+                if run.ranks.main and warning.level == "warning":
+                    bar.warn(str(warning))
+
+        if begins and (found := observe(run, progress["step"], last=False)):
+            write({**progress, **found, "seconds": clock.seconds()})
         for step in range(progress["step"] + 1, recipe.steps + 1):
             last = step == recipe.steps
             with clock.training(recipe.tokens_per_step):
                 record, stopped = take_step(run, step, asked_to_stop(), metrics.recent)
             record |= observe(run, step, last)
             record["seconds"] = clock.seconds()
-            if "angle" in record:
-                record["unigram"] = run.unigram
             if due(step, watch.log_every) or record.keys() & {"val_loss", "angle", "change"}:
                 record["tokens_per_second"] = clock.tokens_per_second()
-                for warning in metrics.write(record):
-                    # Remarks go to the folder alone.
-                    if run.ranks.main and warning.level == "warning":
-                        bar.warn(str(warning))
+                write(record)
             if due(step, watch.save_every) or last or stopped:
                 progress = {key: record[key] for key in ("step", "tokens", "seconds")}
                 save(run.folder, run.model, run.optimizer, progress, watch.keep, run.monitor)
@@ -178,7 +189,7 @@ def backward(
 
 
 def observe(run: Run, step: int, last: bool) -> dict[str, Any]:
-    """What is measured after this step, where it is due."""
+    """What is measured after this step, where it is due; at step 0 all that ever is, of the model as it starts."""
     watch, found = run.recipe.watch, {}
     if due(step, watch.eval_every) or last:
         found["val_loss"] = evaluate(run.model, run.val, run.micro, run.autocast, run.ranks)
@@ -187,7 +198,7 @@ def observe(run: Run, step: int, last: bool) -> dict[str, Any]:
     if run.monitor.due(step) and isinstance(run.optimizer, ManifoldMuon):
         directions = run.optimizer.measure()
         found |= {key: directions[key] for key in ("tangency", "alignment") if key in directions}
-    return found
+    return found | ({"unigram": run.unigram} if "angle" in found else {})
 
 
 @torch.no_grad()

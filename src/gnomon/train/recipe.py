@@ -175,7 +175,8 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """What to measure and keep, in steps; 0 means never. The last step is always evaluated, probed and saved.
+    """What to measure and keep, in steps; 0 means never. The model is evaluated and probed before the first step too; the last
+    is always evaluated, probed and saved.
 
     Args:
         log_every: training metrics.

@@ -37,8 +37,8 @@ class Sinks:
         names: of `SINKS`.
         folder: of the run; its name is the run's name.
         settings: of the run, plain values; they go to sinks that keep settings.
-        step: how far the run is. What a killed process logged after its last checkpoint comes once more: tensorboard
-            replaces it, wandb and trackio keep what they have (on CPU the same numbers).
+        step: of the last record there is, -1 where there is none. What a killed process logged after its last checkpoint comes
+            once more: tensorboard replaces it, wandb and trackio keep what they have (on CPU the same numbers).
 
     Raises:
         UserError: a name is unknown, or its package is missing; both before any sink is opened.
@@ -166,7 +166,7 @@ def _project(variable: str) -> str:
     return os.environ.get(variable, "gnomon")
 
 
-# A sink of your own is a line here: made with (run folder, settings, step), after which the run goes on.
+# A sink of your own is a line here: made with (run folder, settings, step of the last record), after which the run goes on.
 SINKS: dict[str, Callable[[Path, Mapping[str, Any], int], Sink]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
