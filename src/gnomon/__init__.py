@@ -10,13 +10,52 @@ from typing import TYPE_CHECKING
 from gnomon.lazy import lazy
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
-    from gnomon.continuity.inspector import inspect  # noqa: F401
-    from gnomon.continuity.tracker import Tracker  # noqa: F401
-    from gnomon.errors import UserError  # noqa: F401
-    from gnomon.geometry.manifolds import DGram, Euclidean, Oblique, SpectralBall, SpectralSphere, Sphere, Stiefel  # noqa: F401
-    from gnomon.models.hf import register  # noqa: F401
-    from gnomon.monitor.monitoring import Monitor  # noqa: F401
-    from gnomon.optim import ManifoldMuon, Rule, assign  # noqa: F401
+    from gnomon import anatomy as anatomy
+    from gnomon import checkpoints as checkpoints
+    from gnomon import compress as compress
+    from gnomon import continuity as continuity
+    from gnomon import data as data
+    from gnomon import diagnosis as diagnosis
+    from gnomon import evaluation as evaluation
+    from gnomon import geometry as geometry
+    from gnomon import integrations as integrations
+    from gnomon import models as models
+    from gnomon import monitor as monitor
+    from gnomon import optim as optim
+    from gnomon import report as report
+    from gnomon import residual as residual
+    from gnomon import running as running
+    from gnomon import studies as studies
+    from gnomon import train as train
+    from gnomon.continuity.inspector import inspect as inspect
+    from gnomon.continuity.tracker import Tracker as Tracker
+    from gnomon.errors import UserError as UserError
+    from gnomon.geometry.manifolds import (
+        DGram as DGram,
+    )
+    from gnomon.geometry.manifolds import (
+        Euclidean as Euclidean,
+    )
+    from gnomon.geometry.manifolds import (
+        Oblique as Oblique,
+    )
+    from gnomon.geometry.manifolds import (
+        SpectralBall as SpectralBall,
+    )
+    from gnomon.geometry.manifolds import (
+        SpectralSphere as SpectralSphere,
+    )
+    from gnomon.geometry.manifolds import (
+        Sphere as Sphere,
+    )
+    from gnomon.geometry.manifolds import (
+        Stiefel as Stiefel,
+    )
+    from gnomon.models.hf import register as register
+    from gnomon.monitor.monitoring import Monitor as Monitor
+    from gnomon.optim import ManifoldMuon as ManifoldMuon
+    from gnomon.optim import Rule as Rule
+    from gnomon.optim import assign as assign
 
 __version__ = "0.1.0"
 

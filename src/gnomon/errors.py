@@ -22,7 +22,7 @@ class UserError(ValueError):
             every one meets it; "all", since it may be the only one.
     """
 
-    told_by = "host"
+    told_by: str = "host"
 
     def of(self, told_by: str) -> UserError:
         """Itself, to be told by others."""

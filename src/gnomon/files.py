@@ -22,7 +22,7 @@ _PARTIAL = ".partial"
 
 
 @contextlib.contextmanager
-def atomic(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
+def atomic(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary sibling of `path`; on success flush it to disk and rename it over `path`.
 
     If the block raises (a full disk included, which names `path`) the temporary file is removed and `path` is as it was.
@@ -46,7 +46,7 @@ def atomic(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 @contextlib.contextmanager
-def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary folder that becomes `path` when the block ends well, and is removed when it does not.
 
     Raises:
@@ -69,20 +69,20 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def remove_partials(folder: str | os.PathLike) -> None:
+def remove_partials(folder: str | os.PathLike[str]) -> None:
     """Remove what a killed process left behind in `folder`."""
     for left in Path(folder).glob(f".*{_PARTIAL}"):
         shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
-def write_json(path: str | os.PathLike, value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write `value` as indented JSON, atomically. Numbers that are not finite are `spelled`."""
     text = json.dumps(spelled(value), indent=2, allow_nan=False)
     with atomic(path, "w") as file:
         file.write(text + "\n")
 
 
-def append_line(path: str | os.PathLike, line: str) -> None:
+def append_line(path: str | os.PathLike[str], line: str) -> None:
     """Add a line to a file of lines and flush it to disk; what a killed process left of a last line is dropped first."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def append_line(path: str | os.PathLike, line: str) -> None:
         os.fsync(file.fileno())
 
 
-def check_readable(path: str | os.PathLike) -> Path:
+def check_readable(path: str | os.PathLike[str]) -> Path:
     """`path`, if it is a file that can be read.
 
     Raises:
@@ -117,7 +117,7 @@ def check_readable(path: str | os.PathLike) -> Path:
     return path
 
 
-def check_writable(path: str | os.PathLike) -> Path:
+def check_writable(path: str | os.PathLike[str]) -> Path:
     """`path`, if a file can be written there: asked before the work that is to fill it.
 
     Raises:
@@ -138,7 +138,7 @@ def check_writable(path: str | os.PathLike) -> Path:
     return path
 
 
-def read_json(path: str | os.PathLike) -> Any:
+def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file.
 
     Raises:

@@ -174,7 +174,7 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def shown(path: str | os.PathLike, limit: int = 6) -> str:
+def shown(path: str | os.PathLike[str], limit: int = 6) -> str:
     """The names in a folder, for an error message."""
     names = sorted(item.name for item in Path(path).iterdir())
     more = f" and {len(names) - limit} more" if len(names) > limit else ""

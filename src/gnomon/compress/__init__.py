@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gnomon.lazy import lazy
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
+    from gnomon.compress.block_choice import BY as BY
+    from gnomon.compress.shortening import Shortened as Shortened
+    from gnomon.compress.shortening import shorten as shorten
 
 _EXPORTS = {
     "shorten": "shortening", "Shortened": "shortening",

@@ -42,12 +42,12 @@ class Report(Measurements):
             found["turned"] = sidebyside.turned(self, self.other)
         return spelled(found)
 
-    def to_json(self, path: str | os.PathLike) -> Path:
+    def to_json(self, path: str | os.PathLike[str]) -> Path:
         """Write `to_dict()`, atomically."""
         write_json(path, self.to_dict())
         return Path(path)
 
-    def to_csv(self, path: str | os.PathLike) -> Path:
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the rows as CSV, one line per pair."""
         drawing.csv(path, self.rows)
         return Path(path)
@@ -64,7 +64,7 @@ class Report(Measurements):
             raise UserError(f"a DataFrame needs pandas ({error}). Install it: pip install pandas") from None
         return pandas.DataFrame(self.rows)
 
-    def to_html(self, path: str | os.PathLike, figures: bool = False) -> Path:
+    def to_html(self, path: str | os.PathLike[str], figures: bool = False) -> Path:
         """Write one self-contained page; with `figures` also PNG, SVG and CSV of each chart beside it.
 
         Raises:

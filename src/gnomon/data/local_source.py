@@ -69,7 +69,7 @@ class LocalFiles(Source):
             before += path.stat().st_size
 
 
-def find(source: str | os.PathLike | Iterable[str | os.PathLike]) -> tuple[list[Path], Counter[str]]:
+def find(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[list[Path], Counter[str]]:
     """The files of a path, a folder (read recursively), a glob, or a list of these, in order of name; and how many of
     each other kind (by suffix; empty ones) a folder or a glob holds, which are not read.
 

@@ -27,7 +27,7 @@ _TEXT_SUFFIXES = (".txt", ".txt.gz")
 # val_000000.bin, fineweb_val_000000.bin, val.bin, test.bin; not interval.bin
 _PART = re.compile(r"(?:^|[_.-])(?P<part>val(?:id(?:ation)?)?|test)(?:[_.-]|$)")
 
-Location = str | os.PathLike
+Location = str | os.PathLike[str]
 
 
 def open_tokens(source: Location | Sequence[Location], *, tokenizer: str | Tokenizer | None = None) -> Tokens | Mixture:

@@ -22,8 +22,8 @@ from gnomon.progress import quantity, tell
 
 
 def prepare(
-    source: str | os.PathLike | Iterable[str | os.PathLike],
-    out: str | os.PathLike,
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
     *,
     tokenizer: str | Tokenizer = "gpt2",
     field: str = "text",

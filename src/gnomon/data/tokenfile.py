@@ -86,7 +86,7 @@ def too_large(name: str, id: int, vocab_size: int) -> str:
     )
 
 
-def read(path: str | os.PathLike) -> TokenFile:
+def read(path: str | os.PathLike[str]) -> TokenFile:
     """Open a token file of any of the three formats.
 
     Raises:

@@ -164,7 +164,7 @@ class BPETokenizer(Tokenizer):
         vocabulary = sorted((id, word) for word, id in self._inner.get_vocab(with_added_tokens=True).items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
-    def save(self, path: str | os.PathLike) -> Path:
+    def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a Hugging Face `tokenizer.json`, atomically: to `path` if it ends in .json, else into the folder `path`.
 
         Where its end-of-text token is not the one that would be looked for, `tokenizer_config.json` beside it says so.
@@ -182,7 +182,7 @@ class BPETokenizer(Tokenizer):
         return path
 
 
-def tokenizer(name: str | os.PathLike | Tokenizer) -> Tokenizer:
+def tokenizer(name: str | os.PathLike[str] | Tokenizer) -> Tokenizer:
     """A tokenizer by name or path.
 
     Args:

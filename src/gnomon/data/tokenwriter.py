@@ -40,7 +40,7 @@ class TokenWriter:
 
     def __init__(
         self,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         tokenizer: Tokenizer,
         *,
         source: str | None = None,

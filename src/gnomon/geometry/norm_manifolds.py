@@ -7,7 +7,7 @@ Leading dimensions are a batch. Nothing here synchronises with the host except `
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -120,7 +120,7 @@ class SpectralBall(_Spectral):
 
     name: ClassVar[str] = "spectral-ball"
 
-    def random(self, m: int, n: int, **options) -> Tensor:
+    def random(self, m: int, n: int, **options: Any) -> Tensor:
         """A Gaussian scaled to half the radius: a point inside, where nothing binds."""
         W_MN = torch.randn(m, n, generator=options.get("generator"), dtype=torch.float64, device=options.get("device"))
         return (W_MN * (0.5 * self.radius / torch.linalg.matrix_norm(W_MN, 2))).to(options.get("dtype", torch.float32))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from gnomon.lazy import lazy
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
-    from gnomon.integrations.lightning_monitor import LightningMonitor  # noqa: F401
-    from gnomon.integrations.recorder import Recorder  # noqa: F401
-    from gnomon.integrations.transformers_monitor import TransformersMonitor  # noqa: F401
+    from gnomon.integrations.lightning_monitor import LightningMonitor as LightningMonitor
+    from gnomon.integrations.recorder import Recorder as Recorder
+    from gnomon.integrations.transformers_monitor import TransformersMonitor as TransformersMonitor
 
 _EXPORTS = {
     "Recorder": "recorder",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import UserError
-from gnomon.integrations.recorder import Recorder, tell
+from gnomon.integrations.recorder import Recorder, Tell, tell
 
 try:
     from lightning.pytorch import Callback
@@ -30,7 +30,7 @@ class LightningMonitor(Callback):
     """
 
     def __init__(
-        self, folder: str | Path | None = None, every: int = 50, *, log_every: int = 10, sinks: Sequence[str] = (), tell=tell,
+        self, folder: str | Path | None = None, every: int = 50, *, log_every: int = 10, sinks: Sequence[str] = (), tell: Tell = tell,
         **options: Any,
     ):  # fmt: skip
         super().__init__()
@@ -38,17 +38,20 @@ class LightningMonitor(Callback):
         self.sinks, self.tell, self.options = sinks, tell, options
         self.recorder: Recorder | None = None
 
-    def on_train_start(self, trainer, module):
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """Open the run folder."""
         self._step = trainer.global_step
         self.recorder = Recorder(
             module, self.folder or Path(trainer.default_root_dir) / "gnomon", self.every, log_every=self.log_every, step=self._step,
             sinks=self.sinks, settings=_plain(module.hparams), tell=self.tell, writes=trainer.is_global_zero, **self.options,
         )  # fmt: skip
 
-    def on_before_optimizer_step(self, trainer, module, optimizer):
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        """Look at the gradients."""
         self.recorder.before_step(trainer.global_step + 1)
 
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """After an update: look at the weights, and write the step."""
         # Micro-batches that are only accumulated end here too.
         if trainer.global_step == self._step:
             return
@@ -58,7 +61,8 @@ class LightningMonitor(Callback):
         rate = trainer.optimizers[0].param_groups[0]["lr"]
         self.recorder.after_step(self._step, **logged, loss=loss, lr=rate)
 
-    def on_train_end(self, trainer, module):
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        """Close the run folder."""
         self.recorder.close()
 
 

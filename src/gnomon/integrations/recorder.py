@@ -18,6 +18,9 @@ from gnomon.run_folder import RECIPE, SETTINGS
 from gnomon.train.run_writer import Metrics, write_environment
 from gnomon.train.sinks import Sinks, check_sinks
 
+Tell = Callable[[RunWarning], object]
+"""Gets each warning when it begins."""
+
 
 def tell(warning: RunWarning) -> None:
     """Print a warning on standard error, remarks left out."""
@@ -64,7 +67,7 @@ class Recorder(contextlib.AbstractContextManager):
         step: int = 0,
         sinks: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
-        tell: Callable[[RunWarning], object] = tell,
+        tell: Tell = tell,
         writes: bool = True,
         **options: Any,
     ):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.errors import UserError
-from gnomon.integrations.recorder import Recorder, tell
+from gnomon.integrations.recorder import Recorder, Tell, tell
 
 try:
     from transformers import TrainerCallback
@@ -32,31 +32,37 @@ class TransformersMonitor(TrainerCallback):
         sinks, tell, options: as of `Recorder`.
     """
 
-    def __init__(self, folder: str | Path | None = None, every: int = 50, *, sinks: Sequence[str] = (), tell=tell, **options: Any):
+    def __init__(self, folder: str | Path | None = None, every: int = 50, *, sinks: Sequence[str] = (), tell: Tell = tell, **options: Any):
         self.folder, self.every, self.sinks, self.tell, self.options = folder, every, sinks, tell, options
         self.recorder: Recorder | None = None
         self._step, self._known = 0, dict[str, float]()
 
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Open the run folder."""
         self.recorder = Recorder(
             model, self.folder or Path(args.output_dir) / "gnomon", self.every, log_every=1, step=state.global_step,
             sinks=self.sinks, settings=args.to_sanitized_dict(), tell=self.tell, writes=state.is_world_process_zero, **self.options,
         )  # fmt: skip
 
-    def on_step_begin(self, args, state, control, **kwargs):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the step before, which Trainer has logged by now."""
         self._write()
 
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at the gradients."""
         self.recorder.before_step(state.global_step + 1)
 
-    def on_optimizer_step(self, args, state, control, **kwargs):
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at the weights."""
         self._step = state.global_step + 1
         self.recorder.measure(self._step)
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Keep what Trainer logs for the record of its step."""
         self._known |= {ours: logs[theirs] for theirs, ours in _NAMES.items() if theirs in (logs or {})}
 
-    def on_train_end(self, args, state, control, **kwargs):
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the last step, and close the folder."""
         self._write()
         self.recorder.close()
 

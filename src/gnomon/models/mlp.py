@@ -6,6 +6,7 @@ Legend: B batch, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +48,7 @@ class MLPConfig:
             raise UserError("layers, width, inputs and outputs must be at least 1")
 
 
-def variant(name: str, **changes) -> MLPConfig:
+def variant(name: str, **changes: Any) -> MLPConfig:
     """The paper's variants by its own labels: `Res+ReLU`, `NoRes+ReLU`, `Res+None+LN`, `Res+Radial` …"""
     residual, activation, norm, *more = [*name.split("+"), "", ""]
     if residual not in ("Res", "NoRes") or norm not in ("", "LN") or any(more):

@@ -11,7 +11,7 @@ from typing import Any
 from gnomon.report.tables import is_number
 
 
-def split_finite(rows: Sequence[dict], keys: Sequence[str], log: Sequence[str] = (),
+def split_finite(rows: Sequence[dict[str, Any]], keys: Sequence[str], log: Sequence[str] = (),
                  text: Sequence[str] = ()) -> tuple[list[dict], int]:
     """The rows that can be drawn, and how many had to be left out.
 
@@ -77,12 +77,12 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [float(f"{step}e{power}") for power in range(first, last + 1, every) for step in steps]
 
 
-def extent(rows: Sequence[dict], keys: Sequence[str]) -> tuple[float, float]:
+def extent(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> tuple[float, float]:
     values = [row[key] for row in rows for key in keys]
     return min(values), max(values)
 
 
-def late_range(rows: Sequence[dict], x: str, y: str, share: float) -> list[float] | None:
+def late_range(rows: Sequence[dict[str, Any]], x: str, y: str, share: float) -> list[float] | None:
     """The range of `y` after the first `share` of `x`; None when leaving that out would gain little."""
     start, end = extent(rows, [x])
     low, high = extent([row for row in rows if row[x] >= start + share * (end - start)], [y])
@@ -92,7 +92,7 @@ def late_range(rows: Sequence[dict], x: str, y: str, share: float) -> list[float
     return [low - margin, high + margin]
 
 
-def groups(rows: Sequence[dict], keys: Sequence[str]) -> dict[tuple, list[dict]]:
+def groups(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[tuple, list[dict]]:
     """Rows by the values of `keys`, in order of first appearance."""
     found: dict[tuple, list[dict]] = {}
     for row in rows:

@@ -30,7 +30,7 @@ def field(name: str) -> str:
     return "".join("_" if c in ".[]\\\"':" else c for c in name)
 
 
-def data(rows: Sequence[dict], keys: Sequence[str]) -> Any:
+def data(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> Any:
     """These columns of the rows, cut to the digits an eye can see.
 
     As one JSON text, which Vega reads: altair would check and copy thousands of dicts, value by value, for seconds.
@@ -41,7 +41,7 @@ def data(rows: Sequence[dict], keys: Sequence[str]) -> Any:
     return alt.Data(values=json.dumps(cut), format=alt.JsonDataFormat(type="json"))
 
 
-def tips(rows: Sequence[dict], keys: Sequence[str]) -> list[Any]:
+def tips(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[Any]:
     """Tooltip entries."""
     alt = need("altair")
     found = []
@@ -52,7 +52,7 @@ def tips(rows: Sequence[dict], keys: Sequence[str]) -> list[Any]:
     return found
 
 
-def colours(rows: Sequence[dict], series: Series, width: int) -> tuple[dict, list]:
+def colours(rows: Sequence[dict[str, Any]], series: Series, width: int) -> tuple[dict, list]:
     """The channels that tell `series` apart, and the selection behind the legend: the series that are shown."""
     alt = need("altair")
     if not series.key:
@@ -94,7 +94,7 @@ def left_out(count: int, what: str, why: str = "not finite") -> list[str]:
     return [f"left out: {count} {what}{'s' * (count > 1)}, {why}"] if count else []
 
 
-def nothing(title: str, keys: Sequence[str], rows: Sequence[dict], why: str = "") -> UserError:
+def nothing(title: str, keys: Sequence[str], rows: Sequence[dict[str, Any]], why: str = "") -> UserError:
     wanted = ", ".join(map(repr, keys))
     present = ", ".join(map(repr, rows[0])) if rows else "none"
     return UserError(f"chart {title or keys[-1]!r} has nothing to draw: none of its {len(rows)} rows has "

@@ -33,8 +33,8 @@ ALONG, DRAWN = "along", "drawn"
 CURSOR = "at"  # parameter: where on x the values are read; null for nowhere
 
 
-def curves(rows: Sequence[dict], x: str | Axis, y: str | Axis, series: str | Series = "", title: str = "", *,
-           line: Line = PLAIN, others: Sequence[Axis] = (), size: tuple[int, int] = (WIDTH, 260)):
+def curves(rows: Sequence[dict[str, Any]], x: str | Axis, y: str | Axis, series: str | Series = "", title: str = "", *,
+           line: Line = PLAIN, others: Sequence[Axis] = (), size: tuple[int, int] = (WIDTH, 260)) -> Any:
     """Lines of `y` over `x`, one colour a series.
 
     On a page they are read by a cursor, on a logarithmic axis if all values are positive, and smoothed as the reader likes.
@@ -102,13 +102,13 @@ def curves(rows: Sequence[dict], x: str | Axis, y: str | Axis, series: str | Ser
     return finish(chart, title, notes, choices, width=size[0], height=size[1])
 
 
-def profile(rows: Sequence[dict], x: str | Axis, y: str | Axis, series: str | Series = "", title: str = "", *,
-            size: tuple[int, int] = (WIDTH, 260)):
+def profile(rows: Sequence[dict[str, Any]], x: str | Axis, y: str | Axis, series: str | Series = "", title: str = "", *,
+            size: tuple[int, int] = (WIDTH, 260)) -> Any:
     """A value over depth: `curves` with a dot at every index `x` and no thinning."""
     return curves(rows, x, y, series, title, line=Line(dots=True, limit=math.inf), size=size)
 
 
-def _lines(rows: Sequence[dict], x: str, y: str, mean: str, keys: Sequence[str], limit: float) -> tuple[list[dict], int, bool]:
+def _lines(rows: Sequence[dict[str, Any]], x: str, y: str, mean: str, keys: Sequence[str], limit: float) -> tuple[list[dict], int, bool]:
     """The points of every line in the order of x, thinned; how many the longest has; whether any was left out.
 
     Under `mean` stands the mean of the stretch that a point was kept for: extremes alone would smooth to something else.

@@ -91,7 +91,7 @@ class Page:
                  for flag in flags]
         return self._add("flags", title=title, items=items, level=level) if items else self
 
-    def write(self, path: str | os.PathLike, figures: bool = True) -> Path:
+    def write(self, path: str | os.PathLike[str], figures: bool = True) -> Path:
         """Write the page; with `figures` also PNG, SVG and CSV of every chart into `figures/` beside it.
 
         Raises:

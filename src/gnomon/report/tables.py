@@ -152,7 +152,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], columns: Columns = None,
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]], columns: Columns = None) -> None:
+def csv(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], columns: Columns = None) -> None:
     """Write the rows, unformatted, as CSV with one header line, atomically; lists and dicts become JSON."""
     head = headers(rows, columns)
     with atomic(path, "w") as file:

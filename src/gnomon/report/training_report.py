@@ -219,7 +219,7 @@ def _rows(runs: Sequence[Run], key: str) -> list[dict[str, Any]]:
     return [{**_when(row), key: row[key], "run": run.name} for run in runs for row in run.metrics if key in row]
 
 
-def _lines(rows: Sequence[dict], key: str) -> bool:
+def _lines(rows: Sequence[dict[str, Any]], key: str) -> bool:
     """Whether some run has two points to draw a line between; a single one is in the table."""
     counts = Counter(row["run"] for row in rows if drawable(row[key]))
     return max(counts.values(), default=0) > 1
@@ -229,7 +229,7 @@ def _y(known: series.Series) -> str:
     return known.unit or known.title
 
 
-def _wide(rows: Sequence[dict], key: str) -> bool:
+def _wide(rows: Sequence[dict[str, Any]], key: str) -> bool:
     """Whether the values ask for a logarithmic axis: all above zero, most of them a factor of 30 apart."""
     values = sorted(row[key] for row in rows if drawable(row[key]))
     edge = len(values) // 20

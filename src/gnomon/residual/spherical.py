@@ -71,7 +71,7 @@ class SphereResidual(Residual):
         clamp: float | None = None,
         cap: float | None = None,
         gain: float | None = None,
-        **place,
+        **place: int,
     ):
         super().__init__(dim, **place)
         sphere.check(p, radius)
@@ -134,7 +134,7 @@ class GeoNorm(Residual):
         clamp: float | None = math.pi / 4,
         radius: float | None = None,
         listing: bool = False,
-        **place,
+        **place: int,
     ):
         super().__init__(dim, **place)
         self.decay = decay_factor(decay, self.count("block"), self.blocks)
@@ -202,7 +202,7 @@ class NGPTStep(Residual):
         start: float = 0.05,
         radius: float | None = None,
         gain: float | None = 1.0,
-        **place,
+        **place: int,
     ):
         super().__init__(dim, **place)
         self.start, self.gain = start, gain

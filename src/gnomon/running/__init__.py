@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gnomon.lazy import lazy
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
+    from gnomon.running.block_worth import loss_of as loss_of
+    from gnomon.running.block_worth import losses_without as losses_without
+    from gnomon.running.on_text import OnText as OnText
+    from gnomon.running.on_text import Prepared as Prepared
+    from gnomon.running.on_text import prepare as prepare
+    from gnomon.running.streamed import Streamed as Streamed
+    from gnomon.running.streamed import open_streamed as open_streamed
+    from gnomon.running.token_rows import Rows as Rows
+    from gnomon.running.token_rows import read_rows as read_rows
+    from gnomon.running.with_weights import WithWeights as WithWeights
 
 _EXPORTS = {
     "open_streamed": "streamed", "Streamed": "streamed",

@@ -30,16 +30,16 @@ class WithWeights:
         """That of the weights, with the text under `on_text`."""
         return self.weights.to_dict() | {"on_text": self.seen.to_dict()}
 
-    def to_json(self, path: str | os.PathLike) -> Path:
+    def to_json(self, path: str | os.PathLike[str]) -> Path:
         """Write `to_dict()`, atomically."""
         write_json(path, self.to_dict())
         return Path(path)
 
-    def to_csv(self, path: str | os.PathLike) -> Path:
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write the rows of the weights as CSV."""
         return self.weights.to_csv(path)
 
-    def to_html(self, path: str | os.PathLike, figures: bool = False) -> Path:
+    def to_html(self, path: str | os.PathLike[str], figures: bool = False) -> Path:
         """Write one self-contained page, the states first.
 
         Raises:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gnomon.errors import UserError
 from gnomon.lazy import lazy
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
+    from gnomon.models.hf.configuration import GnomonConfig as GnomonConfig
+    from gnomon.models.hf.modeling import GnomonForCausalLM as GnomonForCausalLM
+    from gnomon.models.hf.modeling import GnomonModel as GnomonModel
 
 __all__ = ["GnomonConfig", "GnomonForCausalLM", "GnomonModel", "register"]
 

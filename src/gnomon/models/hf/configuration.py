@@ -16,9 +16,11 @@ _SMALLEST: dict[str, Any] = dict(vocab_size=257, context=128, layers=1, heads=1,
 
 def _worked_out(name: str, meaning: str) -> property:
     """A setting that may be left open: stored as it was given, read as the number it means."""
-    return property(
-        lambda self: getattr(self.settings(), meaning), lambda self, value: vars(self).__setitem__(name, value)
-    )
+
+    def meant(self: GnomonConfig) -> int:
+        return getattr(self.settings(), meaning)
+
+    return property(meant, lambda self, value: vars(self).__setitem__(name, value))
 
 
 class GnomonConfig(PreTrainedConfig):
