@@ -93,10 +93,10 @@ def test_micro_batches_of_unequal_targets_give_the_gradient_of_the_batch(tmp_pat
     )  # fmt: skip
     for accumulate in (1, 4):
         train(replace(recipe, {"data.accumulate": accumulate}), tmp_path / f"run-{accumulate}")
-    one, four = ([r["loss"] for r in read_metrics(tmp_path / f"run-{n}")] for n in (1, 4))
+    one, four = ([r["loss"] for r in read_metrics(tmp_path / f"run-{n}")[1:]] for n in (1, 4))
     assert four == pytest.approx(one, rel=1e-5)
     train(replace(recipe, {"data.boundaries": "ignore"}), tmp_path / "ignoring")
-    assert read_metrics(tmp_path / "ignoring")[0]["loss"] != pytest.approx(one[0], rel=1e-4)
+    assert read_metrics(tmp_path / "ignoring")[1]["loss"] != pytest.approx(one[0], rel=1e-4)
 
 
 def test_sources_of_a_mixture_respect_their_own_documents():

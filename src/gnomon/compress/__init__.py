@@ -8,6 +8,13 @@ from gnomon.lazy import lazy
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
     from gnomon.compress.block_choice import BY as BY
+    from gnomon.compress.compressing import Compressed as Compressed
+    from gnomon.compress.compressing import compress as compress
+    from gnomon.compress.group_choice import GROUPS as GROUPS
+    from gnomon.compress.healing import Healed as Healed
+    from gnomon.compress.healing import heal as heal
+    from gnomon.compress.methods import METHODS as METHODS
+    from gnomon.compress.shared_basis import SIDES as SIDES
     from gnomon.compress.shortening import Shortened as Shortened
     from gnomon.compress.shortening import shorten as shorten
 
