@@ -6,10 +6,11 @@ import json
 import math
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from gnomon import UserError
+from gnomon import UserError, report
 from gnomon.report import Axis, Line, Series, curves, heatmap, intervals, profile, scatter
 from gnomon.report.theme import PAPER, SERIES, theme
 
@@ -209,6 +210,20 @@ def test_series_stand_out_from_the_paper(mode):
     for colour in SERIES[mode]:
         light, dark = max(luminance(colour), paper), min(luminance(colour), paper)
         assert (light + 0.05) / (dark + 0.05) >= 3, colour
+
+
+def test_every_text_of_a_page_has_the_contrast_of_wcag_aa():
+    """4.5 : 1, on the paper and on the boxes that it stands in, light and dark."""
+    style = (Path(report.__file__).parent / "page.css").read_text()
+    schemes = [dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)]
+    assert len(schemes) == 2
+    grounds = {"paper": ("ink", "quiet", "accent", "red"), "shade": ("ink", "quiet", "accent"), "red-shade": ("ink", "red"),
+               "amber-shade": ("ink", "amber")}  # fmt: skip
+    for colours in schemes:
+        for ground, inks in grounds.items():
+            for ink in inks:
+                light, dark = sorted((luminance(colours[ground]), luminance(colours[ink])), reverse=True)
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, ground)
 
 
 # Machado, Oliveira, Fernandes (2009), severity 1: what a dichromat sees, on linear RGB.

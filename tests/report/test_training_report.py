@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 
 import pytest
@@ -195,6 +196,16 @@ def test_tensors_that_differ_by_layer_share_a_chart(tmp_path):
     ("experts.2.layers.0.w1", "w1"), ("lm_head.weight", "lm_head"), ("blocks.7", "blocks.7")])
 def test_tensor_groups(name, group):
     assert tensor_group(name) == group
+
+
+def test_what_runs_came_to_is_read_downwards_and_fits(tmp_path):
+    """Names and values of one run, a column for each of a few, a line for each of many; what nobody recorded is nowhere."""
+    folders = [make(tmp_path / name, name=name) for name in "abcde"]
+    one, few, many = (words(run_page(read_runs(folders[:count]))) for count in (1, 3, 5))
+    assert "<dt>final val loss (nats/token)</dt><dd>2.1750</dd>" in one and "bits/byte" not in one
+    first = few.split("<table>")[1].split("</table>")[0]
+    assert len(re.findall("<th[ >]", first)) == 4 and ">b</th>" in first and first.count("2.1750") == 6
+    assert len(re.findall("<th[ >]", many.split("</thead>")[0])) == len(SUMMARY["columns"])
 
 
 def test_settings_that_differ_come_first_and_the_rest_is_folded(tmp_path):

@@ -16,7 +16,7 @@ from gnomon.errors import UserError
 from gnomon.files import read_json
 from gnomon.progress import duration, quantity
 from gnomon.report.chart_data import drawable, smooth
-from gnomon.report.tables import is_number
+from gnomon.report.tables import cells, is_number
 from gnomon.run_folder import ENVIRONMENT, METRICS, POSTMORTEM, RECIPE, SETTINGS, read_metrics
 
 # How `summary` is shown: keywords for `report.show`, `report.table` and `Page.table`.
@@ -135,6 +135,13 @@ def summary(folder: Path | Run) -> dict[str, Any]:
         "first_warning": next((f"{one.rule}, step {one.step}" for one in run.warnings if one.level == "warning"), None),
         "seconds": run.last("seconds"),
     }
+
+
+def side_by_side(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Measure -> run -> its figure as text, of rows of `summary`; what no run recorded is left out."""
+    columns = {key: title for key, title in SUMMARY["columns"].items() if any(row[key] is not None for row in rows)}
+    names, *texts = zip(*([cell.text for cell in line] for line in cells(rows, columns, SUMMARY["formats"])))
+    return {title: dict(zip(names, told)) for title, told in zip(list(columns.values())[1:], texts)}
 
 
 def _read_dict(path: Path, notes: list[str]) -> dict[str, Any] | None:

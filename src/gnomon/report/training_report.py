@@ -22,7 +22,7 @@ from gnomon.report.chart_data import drawable, noisy
 from gnomon.report.chart_options import Axis, Line, Series
 from gnomon.report.line_charts import curves, profile
 from gnomon.report.page import Page
-from gnomon.report.runs import SUMMARY, Run, numbers, read_runs, summary
+from gnomon.report.runs import SUMMARY, Run, numbers, read_runs, side_by_side, summary
 
 # Bookkeeping and places rather than results; the two losses have a section of their own.
 _NOT_MEASURES = {"step", "tokens", "seconds", "loss", "val_loss", "unigram", "massive_channel", "massive_position"}
@@ -61,7 +61,7 @@ def run_page(runs: Sequence[Run], title: str | None = None) -> Page:
             said = [str(one) for one in run.warnings if one.level == level]
             page.flags(said, title=f"{run.name}: {title}, when they began", level="warning" if level == "warning" else "note")
     page.flags([note for run in runs for note in run.notes], title="Read with care")
-    page.table([summary(run) for run in runs], **SUMMARY)
+    _overview(page, runs)
     differing, common = _settings(runs)
     if len(runs) > 1:
         page.table(differing, title="Settings that differ")
@@ -86,6 +86,18 @@ def tensor_group(name: str) -> str:
     parts = re.sub(r"\.expert\d+(?=\.)|\.weight$", "", name).split(".")
     last = max((i for i, part in enumerate(parts) if part.isdigit()), default=-1)
     return ".".join(parts[last + 1 :]) or name
+
+
+def _overview(page: Page, runs: Sequence[Run]) -> None:
+    """What runs came to, a column for each: a line of a dozen figures has no room on most screens. Many runs get a line each."""
+    rows = [summary(run) for run in runs]
+    told = side_by_side(rows)
+    if len(runs) == 1:
+        page.facts({title: text for title, by_run in told.items() for text in by_run.values()})
+    elif len(runs) <= 4:
+        page.table([{"": title} | by_run for title, by_run in told.items()])
+    else:
+        page.table(rows, **SUMMARY)
 
 
 def _title(runs: Sequence[Run]) -> str:
