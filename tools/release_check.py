@@ -1,13 +1,16 @@
 """Build wheel and sdist, look into them, and use them as a stranger would: `make release-check`.
 
-Environments are new ones. The core's is installed once; that of an extra lies on top of it, so that each extra is tried alone.
+Environments are new ones, one for every Python from 3.11 on that this computer has. The core is tried in each; extras in the first, each
+alone: its environment lies on top of the core's. `--torch 2.9.1` tries another torch than that of constraints.txt.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -31,24 +34,70 @@ WORKS = {
     "data": ["data", "text.txt", "tokens", "--tokenizer", "byte"],
     "hf": ["export", "run", "out"],
     "gguf": ["doctor"],
+    "eval": ["eval", "run", "--tasks", "lines", "--task-path", "tasks"],
+    "track": ["train", "tiny", "--out", "tracked", "--steps", "1", "--sink", "tensorboard"],
 }
+MINORS = range(11, 15)
+# A task of lm_eval that needs no network.
+TASK = """
+task: lines
+dataset_path: json
+dataset_kwargs: {data_files: {validation: DATA}}
+output_type: loglikelihood_rolling
+validation_split: validation
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: byte_perplexity}]
+"""
+SMALL = ["--set", "model.layers=2", "model.width=32", "model.heads=2", "model.context=32", "data.batch=4"]
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--extras", nargs="*", default=list(WORKS), help="which to try")
-    options.add_argument("--python", default=sys.executable, help="the Python of the environments")
+    options.add_argument("--python", nargs="*", default=pythons(), help="the Pythons of the environments")
+    options.add_argument("--torch", help="a version of torch; else that of constraints.txt")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
+        pinned = constraints(place / "constraints.txt", chosen.torch)
         wheel, sdist = build(place / "dist")
         look_into(wheel, sdist)
-        core = environment(place / "core", chosen.python)
-        pip(core, str(wheel), "--constraint", str(ROOT / "constraints.txt"))
-        try_core(core, place)
-        for extra in chosen.extras:
-            try_extra(extra, core, wheel, place, chosen.python)
-    print("release-check: all well")
+        for number, python in enumerate(chosen.python):
+            here = place / f"python{number}"
+            core = environment(here / "core", python)
+            pip(core, str(wheel), "--constraint", str(pinned))
+            print(f"core with {version_of(core)}")
+            try_core(core, here)
+            for extra in chosen.extras if number == 0 else ():
+                try_extra(extra, core, wheel, here, python, pinned)
+    missing = [f"3.{minor}" for minor in MINORS if not any(f"3.{minor}" in version_of(python) for python in chosen.python)]
+    print("release-check: all well" + f"; not tried, as it is not here: Python {', '.join(missing)}" * bool(missing))
+
+
+def pythons() -> list[str]:
+    """This one, and one of each other version: on the path, or among pyenv's, which puts names on the path for which nothing stands."""
+    found = {sys.version_info.minor: sys.executable}
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for minor in MINORS:
+        for other in (shutil.which(f"python3.{minor}"), *map(str, pyenv.glob(f"3.{minor}.*/bin/python"))):
+            if other is not None and subprocess.run([other, "--version"], capture_output=True).returncode == 0:
+                found.setdefault(minor, other)
+    return list(found.values())
+
+
+def version_of(python: str | Path) -> str:
+    """Python's version, and torch's where it is installed."""
+    code = ("import sys, importlib.metadata as m; found = [d.version for d in m.distributions() if d.name == 'torch']; "
+            "print('Python', sys.version.split()[0], *('torch ' + version for version in found[:1]))")
+    return subprocess.check_output([str(python), "-c", code], text=True, env=clean()).strip()
+
+
+def constraints(path: Path, torch: str | None) -> Path:
+    """constraints.txt, with another torch if one is asked for."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    path.write_text("\n".join(f"torch=={torch}" if torch and line.startswith("torch==") else line for line in lines) + "\n")
+    return path
 
 
 def build(out: Path) -> tuple[Path, Path]:
@@ -81,8 +130,7 @@ def look_into(wheel: Path, sdist: Path) -> None:
 
 def try_core(python: Path, place: Path) -> None:
     """Trains, measures, and names the extra where one is missing."""
-    small = ["--set", "model.layers=2", "model.width=32", "model.heads=2", "model.context=32", "data.batch=4"]
-    told = gnomon(python, place, "train", "tiny", "--steps", "20", "--out", "run", *small)
+    told = gnomon(python, place, "train", "tiny", "--steps", "20", "--out", "run", *SMALL)
     check((place / "run/checkpoints/latest").exists() and "gnomon[report]" in told, f"no checkpoint, or no word on the report: {told}")
     gnomon(python, place, "inspect", "run", "--json", "report.json")
     gnomon(python, place, "doctor")
@@ -96,15 +144,18 @@ def try_core(python: Path, place: Path) -> None:
         run(str(python), "-c", line)
 
 
-def try_extra(extra: str, core: Path, wheel: Path, place: Path, base: str) -> None:
+def try_extra(extra: str, core: Path, wheel: Path, place: Path, base: str, pinned: Path) -> None:
     """An environment of this extra alone, on top of the core's."""
     python = environment(place / extra, base)
     inside, below = (subprocess.check_output([str(one), "-c", "import site; print(site.getsitepackages()[0])"], text=True).strip()
                      for one in (python, core))
     (Path(inside) / "core.pth").write_text(below + "\n")
-    pip(python, f"gnomon[{extra}] @ {wheel.as_uri()}", "--constraint", str(ROOT / "constraints.txt"))
+    pip(python, f"gnomon[{extra}] @ {wheel.as_uri()}", "--constraint", str(pinned))
     (place / "text.txt").write_text("Some words. " * 2000)
-    gnomon(python, place, *WORKS[extra])
+    (place / "tasks").mkdir(exist_ok=True)
+    (place / "lines.jsonl").write_text('{"text": "Some words."}\n')
+    (place / "tasks/lines.yaml").write_text(TASK.replace("DATA", json.dumps(str(place / "lines.jsonl"))))
+    gnomon(python, place, *WORKS[extra], *(SMALL if WORKS[extra][0] == "train" else ()))
     print(f"  with {extra} alone: gnomon {' '.join(WORKS[extra])}")
 
 
