@@ -18,8 +18,11 @@ from gnomon import anatomy
 from gnomon.compress.replacements import Replacement, Term
 from gnomon.running.streamed import Block, Streamed
 
-ROLES = ("query", "key", "value", "output", "gate", "up", "down")
-"""What is made smaller. Routers, experts in one tensor, and mixers stay as they are."""
+ROLES = frozenset(role for role in anatomy.ATTENTION | anatomy.MLP if not role.startswith("cross_"))
+"""What is made smaller. Routers, experts in one tensor, mixers, and what reads an encoder stay as they are."""
+
+# Classes that compute y = W x + b and nothing else.
+_LINEAR = ("Linear", "Conv1D", "FalconLinear")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +103,7 @@ def joined(block: BlockMatrices, terms: Mapping[int, Term]) -> dict[str, Replace
 def linears_of(streamed: Streamed, index: int) -> dict[str, list[anatomy.Part]]:
     """The linears of a block that can be replaced: name within the block -> their matrices.
 
-    They are modules of torch or transformers (Linear, Conv1D), each stored as one tensor of its own, all of it in known roles.
+    They are modules of torch or transformers that do nothing else, each stored as one tensor of its own, all of it in known roles.
     """
     prefix = streamed.block_names[index] + "."
     model, of = streamed.model, streamed.sources.of
@@ -115,7 +118,7 @@ def linears_of(streamed: Streamed, index: int) -> dict[str, list[anatomy.Part]]:
         shape = tuple(model.get_parameter(name).shape)
         if (
             is_linear(model.get_submodule(path))
-            and all(part.is_matrix and part.expert is None and set(part.role.split("+")) <= {*ROLES} for part in parts)
+            and all(part.is_matrix and part.expert is None and set(part.role.split("+")) <= ROLES for part in parts)
             and len(stored) == 1
             and streamed.checkpoint.entries[stored[0]].shape == shape
         ):
@@ -125,7 +128,7 @@ def linears_of(streamed: Streamed, index: int) -> dict[str, list[anatomy.Part]]:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether it is y = W x + b and no class that does more."""
-    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"
+    return type(module).__name__ in _LINEAR and type(module).__module__.startswith(("torch.nn.", "transformers."))
 
 
 def shape_of(linear: Any) -> tuple[int, int]:
@@ -135,10 +138,15 @@ def shape_of(linear: Any) -> tuple[int, int]:
 
 
 def take(streamed: Streamed, index: int, moments: Mapping[str, Tensor] | None = None, tokens: int = 0) -> BlockMatrices:
-    """A block's matrices, copied out of the model, in which the block's weights must be (`Streamed.held`)."""
+    """A block's matrices, copied out of the model, in which the block's weights must be (`Streamed.held`).
+
+    With moments, only those of linears that the text reached: of the others nothing is known, and they stay.
+    """
     block = streamed.model.get_submodule(streamed.block_names[index])
     matrices, shapes, biases = [], {}, {}
     for name, parts in linears_of(streamed, index).items():
+        if moments and name not in moments:
+            continue
         linear = block.get_submodule(name)
         M, _ = shapes[name] = shape_of(linear)
         for part in parts:

@@ -112,7 +112,8 @@ def compress(
     streamed = open_whole(source, config)
     budget = budget_of(streamed, keep)
     rows = read_rows(streamed, text, tokens, length)
-    check_calibration(streamed, rows)
+    if keep < 1:
+        check_calibration(streamed, rows)
     show(expected(streamed, rows, budget, group if method == "shared" else 1))
     found = find_groups(streamed, rows, keep, group, groups, seed) if method == "shared" else equal_groups(len(streamed.blocks), 1)
     about = {"keep": keep, "method": method, "groups": found, "sides": dict(table) if method == "shared" else None}
