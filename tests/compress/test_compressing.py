@@ -46,9 +46,11 @@ for folder in sorted(root.glob("*/made")):
     with torch.no_grad():
         logits[folder.parent.name] = model(tokens, use_cache=False).logits.contiguous()
     model.save_pretrained(folder.parent / "again")
-    again = type(model).from_pretrained(folder.parent / "again").eval()
+    again = type(model).from_pretrained(folder.parent / "again").eval()  # its class is known by now
     with torch.no_grad():
         assert torch.equal(again(tokens, use_cache=False).logits, logits[folder.parent.name]), folder
+    if not (folder / "modeling_compressed.py").exists():
+        continue
     try:
         AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
     except ValueError as error:
@@ -107,7 +109,8 @@ def test_a_stranger_gets_the_logits_of_the_model_as_it_was_made(kind, method, ma
     root, results, expected, fresh = made
     result = results[f"{kind}-{method}"]
     torch.testing.assert_close(fresh[f"{kind}-{method}"], expected[f"{kind}-{method}"], rtol=1e-5, atol=1e-5)
-    assert not result.plain and 0.9 * KEEP[kind] < result.parameters / result.parameters_before <= KEEP[kind]
+    assert result.plain is (method == "mlp")  # narrower, and the same in every block
+    assert 0.9 * KEEP[kind] < result.parameters / result.parameters_before <= KEEP[kind]
     assert not list((root / f"{kind}-{method}").glob(".made*"))
 
 

@@ -28,7 +28,7 @@ def in_fresh_process(folder: Path, work: Path, tokens_BT: Tensor, text: str | No
     Raises:
         UserError: the folder cannot be opened; the message has the last words of the process.
     """
-    save_file({"tokens": tokens_BT}, work / "tokens.safetensors")
+    save_file({"tokens": tokens_BT.contiguous()}, work / "tokens.safetensors")
     if text is not None:
         (work / "text.txt").write_text(text, encoding="utf-8")
     # Code from the folder is copied into a cache, which here is thrown away.
