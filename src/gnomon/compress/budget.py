@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,17 +50,17 @@ def open_whole(source: Any, config: Mapping[str, Any] | None = None) -> Streamed
     return streamed
 
 
-def budget_of(streamed: Streamed, keep: float) -> Budget:
-    """What a share of the block weights leaves for linears.
+def budget_of(streamed: Streamed, keep: float, gone: Collection[int] = ()) -> Budget:
+    """What a share of the block weights leaves for linears; of blocks that are `gone` nothing counts.
 
     Raises:
         UserError: `keep` is no share, or less is to stay than cannot be replaced.
     """
-    if not 0 < keep <= 1:
-        raise UserError(f"--keep {keep}: a share of the block weights, above 0 and at most 1")
-    total = sum(streamed.nbytes(name) for name in streamed.block_names) // 4
+    check_share(keep)
+    there = [(index, name) for index, name in enumerate(streamed.block_names) if index not in gone]
+    total = sum(streamed.nbytes(name) for _, name in there) // 4
     replaceable = 0
-    for index, name in enumerate(streamed.block_names):
+    for index, name in there:
         block = streamed.model.get_submodule(name)
         replaceable += sum(block.get_submodule(linear).weight.numel() for linear in linears_of(streamed, index))
     made = Budget(total, replaceable, keep)
@@ -71,6 +71,14 @@ def budget_of(streamed: Streamed, keep: float) -> Budget:
             f"replaced (norms, biases, experts, routers, mixers). Keep more than {fixed / total:.3g}."
         )
     return made
+
+
+def check_share(keep: float) -> None:
+    """Raises:
+    UserError: it is no share.
+    """
+    if not 0 < keep <= 1:
+        raise UserError(f"--keep {keep}: a share of the block weights, above 0 and at most 1")
 
 
 def check_calibration(streamed: Streamed, rows: Rows) -> None:

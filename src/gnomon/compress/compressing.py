@@ -9,7 +9,7 @@ Legend: B rows, T tokens, D channels of the stream.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from gnomon.compress.methods import METHODS
 from gnomon.compress.replacements import Replacement, numel, rounded
 from gnomon.compress.shared_basis import SIDES, shared
 from gnomon.compress.work_estimate import Work, expected
-from gnomon.compress.work_folder import WorkFolder
+from gnomon.compress.work_folder import InMemory, WorkFolder
 from gnomon.errors import UserError, check_name
 from gnomon.files import atomic_folder
 from gnomon.progress import Progress
@@ -137,20 +137,24 @@ def make(
     method: Method,
     keep: float,
     groups: Sequence[Sequence[int]],
-    work: WorkFolder,
-    advance: Callable[[float, str], None],
+    work: WorkFolder | InMemory,
+    advance: Callable[[float, str], None] = lambda *_: None,
+    gone: Collection[int] = (),
 ) -> None:
     """Fill `work` with what the blocks become.
 
     Args:
         keep: share of the weights of replaceable linears.
         advance: called with the number of blocks done, and what they were.
+        gone: blocks that are passed over; they are in no group.
     """
     of = {index: group for group in groups for index in group}
     waiting: list[tuple[Block, BlockMatrices]] = []
     entered: list[Tensor] = []
 
     def visit(index: int, h_BTD: Tensor, block: Block) -> Tensor:
+        if index in gone:
+            return h_BTD
         group = of[index]
         if group in work:
             advance(1, f"block {index}, made before")

@@ -6,7 +6,7 @@ Legend: B rows, T tokens, D channels of the stream.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -43,14 +43,16 @@ def visiting(streamed: Streamed, load: Callable[[int], Mapping[str, Replacement]
     return visit
 
 
-def loss_with(streamed: Streamed, rows: Rows, load: Callable[[int], Mapping[str, Replacement]]) -> float:
-    """Loss, nats a token, of the first 4,096 tokens with these replacements."""
+def loss_with(
+    streamed: Streamed, rows: Rows, load: Callable[[int], Mapping[str, Replacement]], gone: Collection[int] = ()
+) -> float:
+    """Loss, nats a token, of the first 4,096 tokens with these replacements, and without the blocks that are `gone`."""
     some = replace(rows, tokens_BT=rows.tokens_BT[: max(1, 4096 // rows.tokens_BT.shape[1])])
     last: list[Tensor] = []
     run = visiting(streamed, load)
 
     def visit(index: int, h_BTD: Tensor, block: Block) -> Tensor:
-        last[:] = [run(index, h_BTD, block)]
+        last[:] = [h_BTD if index in gone else run(index, h_BTD, block)]
         return last[0]
 
     streamed.run(some.tokens_BT, visit, **streamed.without_logits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,22 @@ from gnomon.files import atomic, read_json, write_json
 
 Made = Mapping[str, Replacement]
 """Name of a linear within its block -> what it becomes."""
+
+
+@dataclass
+class InMemory:
+    """The same without a disk: gone when it is dropped."""
+
+    made: dict[int, Made] = field(default_factory=dict)
+
+    def __contains__(self, group: Sequence[int]) -> bool:
+        return all(index in self.made for index in group)
+
+    def save(self, group: Sequence[int], made: Sequence[Made]) -> None:
+        self.made |= dict(zip(group, made, strict=True))
+
+    def load(self, index: int) -> Made:
+        return self.made.get(index, {})
 
 
 class WorkFolder:

@@ -5,8 +5,8 @@ Legend: B rows, T tokens, D channels of the stream, M outputs, N inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from gnomon.compress.modules import mlp, modules
 from gnomon.compress.replacements import Replacement, Term
 from gnomon.compress.rounding import FORMATS, Format, rounded
 from gnomon.compress.shared_basis import SIDES, shared
+from gnomon.compress.work_folder import InMemory
 from gnomon.running.block_worth import loss_of
 from gnomon.running.streamed import Block, Streamed
 from gnomon.running.token_rows import Rows
@@ -32,24 +33,11 @@ WEIGHT = 2
 
 
 @dataclass
-class Made:
-    """A smaller model: what the linears of each block become, blocks that are gone, and how weights are rounded.
+class Made(InMemory):
+    """A smaller model: what the linears of each block become, blocks that are gone, and how weights are rounded."""
 
-    It is what `compressing.make` fills.
-    """
-
-    linears: dict[int, dict[str, Replacement]] = field(default_factory=dict)
     gone: tuple[int, ...] = ()
     form: Format | None = None
-
-    def __contains__(self, group: Sequence[int]) -> bool:
-        return all(index in self.linears for index in group)
-
-    def save(self, group: Sequence[int], made: Sequence[dict[str, Replacement]]) -> None:
-        self.linears |= dict(zip(group, made, strict=True))
-
-    def load(self, index: int) -> Mapping[str, Replacement]:
-        return self.linears.get(index, {})
 
 
 def loss(streamed: Streamed, rows: Rows, made: Made) -> float:
@@ -78,7 +66,7 @@ def size(streamed: Streamed, made: Made) -> tuple[int, int]:
         there -= sum(block.get_submodule(linear).weight.numel() for linear in made.load(index))
         weights, nbytes = weights + there, nbytes + WEIGHT * there
     seen: set[str] = set()
-    for one in (one for linears in made.linears.values() for one in linears.values()):
+    for one in (one for linears in made.made.values() for one in linears.values()):
         for term in one.terms:
             for side, tensor in term.stored.items():
                 if (known := term.shared.get(side)) not in seen:
@@ -116,7 +104,7 @@ def _within(given: Given, keep: float, *, method: Method, group: int = 1, by: st
     made = Made(form=FORMATS.get(form))
     fitted = method if made.form is None else lambda some, share: [_rounded(one, FORMATS[form]) for one in method(some, share)]
     if matrices is None:
-        make(streamed, rows, fitted, share, groups, made, lambda *_: None)  # type: ignore[arg-type]
+        make(streamed, rows, fitted, share, groups, made)
     else:
         for one in groups:
             made.save(one, fitted([matrices[index] for index in one], share))
