@@ -47,7 +47,7 @@ SURFACE = {
     "generate": "prompt tokens temperature top-k seed device",
     "eval": "data wikitext no-wikitext tokens tasks task-path fewshot limit json device",
     "export": "verify no-verify",
-    "compress": "calibrate keep method by group groups sides tokens seed verify",
+    "compress": "calibrate keep method by group groups sides tokens seed heal verify",
     "data": "tokenizer field val-fraction shard-tokens limit workers skip-bad",
     "inspect": "json html csv compare base config top full no-full fold-norms no-fold-norms per-head no-per-head lag "
     "text tokens removal",

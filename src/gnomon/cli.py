@@ -230,6 +230,7 @@ def compress(
     sides: str = "role",
     tokens: int | None = None,
     seed: int = 0,
+    heal: int = 0,
     verify: Annotated[bool, FlagCreatePairsOff] = False,
 ) -> None:
     """Make a checkpoint smaller; the result is a folder that transformers opens. The same command continues after an
@@ -241,7 +242,8 @@ def compress(
         calibrate: a text (.txt, .txt.gz, or token file) to which the smaller model is fitted.
         keep: share of the block weights that stay.
         method: private (each matrix a product of two), pivoted (the same, stored in less), shared (neighbours share bases), modules
-            (fewer channels in MLP and heads), mlp (in the MLP alone) or depth (blocks are left out).
+            (fewer channels in MLP and heads), mlp (in the MLP alone), depth (blocks are left out) or auto (tries mixtures of these,
+            and takes what loses least on a part of the text that it was not fitted to).
         by: of depth, which blocks go: loss (the one that costs least, again and again), change (those that turn the states
             least), continuity (those most like the one before) or random.
         group: of shared, how many neighbouring blocks share.
@@ -249,20 +251,27 @@ def compress(
         sides: of shared, on which side: role (query, key, gate, up: input; output, down: output; value: none), input or output.
         tokens: of the text, at most; 16,384, and 4,096 for depth.
         seed: of what is chosen at random.
+        heal: then train the result for so many steps on the same text; told separately.
         verify: open the folder in a fresh process, without gnomon, and compare logits.
     """
     if method == "depth":
         if verify:
             raise UserError("--verify is for matrices that were replaced; blocks left out are checked always")
-        return _shorten(model, out, calibrate, keep, by, tokens, seed)
+        _shorten(model, out, calibrate, keep, by, tokens, seed)
+        return _heal(out, calibrate, heal, seed)
 
+    from gnomon.compress import auto
     from gnomon.compress import compress as run_compress
     from gnomon.compress.work_estimate import UNITS
 
-    made = run_compress(
-        model, out, calibrate, keep, method=method, group=group, groups=groups, sides=sides, tokens=tokens or 16384, seed=seed,
-        verify=verify, show=lambda work: report.show(work.table(), UNITS), progress=True,
-    )  # fmt: skip
+    options: dict[str, Any] = dict(
+        tokens=tokens or 16384, seed=seed, verify=verify, show=lambda work: report.show(work.table(), UNITS), progress=True
+    )
+    if method == "auto":
+        made, tried = auto(model, out, calibrate, keep, **options)
+        report.show([{"mixture": str(one), "loss": one.loss} for one in tried], title="tried, loss in nats/token on rows not fitted to")
+    else:
+        made = run_compress(model, out, calibrate, keep, method=method, group=group, groups=groups, sides=sides, **options)
     report.show(
         [
             {"": "before", "weights": made.parameters_before, "loss": made.loss_before},
@@ -274,6 +283,17 @@ def compress(
     print(f"wrote {made.folder}: {how}")
     if made.difference is not None:
         print(f"Verified: logits of a fresh process differ by {made.difference:.1e} of the largest.")
+    _heal(out, calibrate, heal, seed)
+
+
+def _heal(folder: Path, text: Path, steps: int, seed: int) -> None:
+    if steps == 0:
+        return
+    from gnomon.compress import heal
+
+    healed = heal(folder, text, steps, seed=seed, progress=True)
+    losses = f"{healed.loss_before:.4f} -> {healed.loss:.4f} nats/token"
+    print(f"healed by {healed.steps:,} steps: {losses} on {healed.rows} rows of the text that were not trained on")
 
 
 def _shorten(model: str, out: Path, calibrate: Path, keep: float, by: str, tokens: int | None, seed: int) -> None:

@@ -8,6 +8,7 @@ import torch
 from hf_cases import build
 from running_cases import make, write_tokens
 
+from gnomon import cli
 from gnomon.compress.best_mixture import JUDGES, WITHIN, auto, candidates, search
 from gnomon.compress.budget import open_whole
 from gnomon.errors import UserError
@@ -106,3 +107,10 @@ def test_mistakes_are_told(whole, tokens, tmp_path):
         search(streamed, read_rows(streamed, tokens, 50, 50), KEEP)
     with pytest.raises(UserError, match="exists already"):
         auto(whole, whole, tokens)
+
+
+def test_the_command(whole, tokens, tmp_path, capsys):
+    arguments = [whole, tmp_path / "out", "--calibrate", tokens, "--keep", KEEP, "--tokens", 800, "--method", "auto", "--heal", 2]
+    assert cli.main(["compress", *map(str, arguments)]) in (0, None)
+    out = capsys.readouterr().out
+    assert all(method in out for method in WITHIN) and "healed by 2 steps" in out and f"wrote {tmp_path / 'out'}" in out

@@ -7,6 +7,7 @@ import pytest
 import torch
 from running_cases import make, write_tokens
 
+from gnomon.compress import compress
 from gnomon.compress.healing import HELD_OUT, _apart, heal
 from gnomon.errors import UserError
 
@@ -38,6 +39,20 @@ def test_it_learns_and_is_opened(kind, tmp_path, tokens):
     assert held_out_loss(tmp_path / "m") == pytest.approx(made.loss, rel=1e-5)
     assert sorted(file.name for file in (tmp_path / "m").iterdir()) == files
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def test_a_model_that_brings_its_code_is_healed(tmp_path, tokens):
+    """With bases that two blocks share, which stay one tensor."""
+    make("llama").save_pretrained(tmp_path / "whole")
+    compress(tmp_path / "whole", tmp_path / "m", tokens, 0.7, method="shared", length=50)
+    made = heal(tmp_path / "m", tokens, 20, rate=3e-3, batch=4, length=50)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", trust_remote_code=True).eval()
+    held_BT, _ = _apart(torch.from_numpy(IDS_N[: 2000 // 50 * 50].astype(np.int64)).view(-1, 50))
+    with torch.no_grad():
+        assert model(held_BT, labels=held_BT).loss.item() == pytest.approx(made.loss, rel=1e-5)
+    assert made.loss < made.loss_before - 0.3
+    first, second = (model.model.layers[index].mlp.up_proj.terms[0].B for index in (0, 1))
+    assert first is second
 
 
 def test_rows_that_judge_are_not_trained_on():

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
 _EXPORTS = {
     "shorten": "shortening", "Shortened": "shortening",
     "BY": "block_choice",
+    "auto": "best_mixture", "Mixture": "best_mixture",
     "heal": "healing", "Healed": "healing",
     "compress": "compressing", "Compressed": "compressing",
     "METHODS": "methods", "GROUPS": "group_choice", "SIDES": "shared_basis",
