@@ -27,6 +27,13 @@ class _Orthogonal(Manifold):
             raise UserError(f"{type(self).__name__}(columns={self.columns!r}) asks for {columns} orthogonal columns of "
                             f"length {rows}, which cannot exist. Use columns='short' (the shorter axis).")
 
+    def step(self, W_MN: Tensor, A_MN: Tensor, lr: float | Tensor, factor: float = 1.0, *, near: bool = False) -> Tensor:
+        """As everywhere, except that the way back from far away is `polar`'s "gram" and a cubic step, at a fifth of the price of
+        "precise": what lies lr from orthogonal columns has no singular values near zero, unless lr is close to 1."""
+        X_LC = self.orient(A_MN.mul_(-lr * factor).add_(W_MN)).to(polar_factor.working_dtype(W_MN))
+        X_LC = self._retract(X_LC, near, far="gram")
+        return (X_LC.mT if self.turned(W_MN.shape) else X_LC).to(W_MN.dtype).contiguous()
+
     def pair_weights(self, d_1C: Tensor) -> tuple[Tensor, Tensor]:
         """(a_CC, b_CC) with a * K - b * K^T the projection of K_CC onto the in-span tangents {K : Q K is tangent}.
 
@@ -77,8 +84,8 @@ class Stiefel(_Orthogonal):
         d_1C = X_LC.new_full((*X_LC.shape[:-2], 1, X_LC.size(-1)), self.radius)
         return X_LC / self.radius, d_1C
 
-    def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
-        return _polar_(X_LC / self.radius, near).mul_(self.radius)
+    def _retract(self, X_LC: Tensor, near: bool, far: str = "precise") -> Tensor:
+        return _polar_(X_LC / self.radius, near, far).mul_(self.radius)
 
     def _violation(self, X_LC: Tensor) -> Tensor:
         return _off_identity(X_LC / self.radius)
@@ -151,12 +158,12 @@ class DGram(_Orthogonal):
         S_CC.diagonal(dim1=-2, dim2=-1).fill_(0.0)
         return S_CC
 
-    def _retract(self, X_LC: Tensor, near: bool) -> Tensor:
+    def _retract(self, X_LC: Tensor, near: bool, far: str = "precise") -> Tensor:
         if self.paper:
             U_LC, s_C, V_CC = torch.linalg.svd(X_LC, full_matrices=False)
             return (U_LC @ V_CC) * s_C[..., None, :]
         Q_LC, d_1C = _normalised(X_LC)
-        return _polar_(Q_LC, near).mul_(d_1C.clamp(self.floor, self.cap))
+        return _polar_(Q_LC, near, far).mul_(d_1C.clamp(self.floor, self.cap))
 
     def _complete(self, X_LC: Tensor, generator: torch.Generator | None) -> Tensor:
         Q_LC, d_1C = _normalised(X_LC)
@@ -200,10 +207,12 @@ class Oblique(Manifold):
         return torch.where((X_LC == 0).all(-2, keepdim=True), noise_LC, X_LC)
 
 
-def _polar_(X_LC: Tensor, near: bool) -> Tensor:
-    """The polar factor of X_LC, which may be overwritten."""
+def _polar_(X_LC: Tensor, near: bool, far: str) -> Tensor:
+    """The polar factor of X_LC, which may be overwritten: by a cubic step, or first by the method `far`."""
     if not near:
-        return polar_factor.polar(X_LC, "precise")
+        X_LC = polar_factor.polar(X_LC, far)
+        if far == "precise":
+            return X_LC
     return polar_factor.near_(X_LC, dtype=torch.bfloat16 if X_LC.dtype == torch.float32 else None)
 
 

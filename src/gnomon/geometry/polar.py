@@ -99,10 +99,14 @@ def near_(Y_MN: Tensor, steps: int = 1, *, dtype: torch.dtype | None = None) -> 
     return Y_MN
 
 
-def polar_restarted(X_MN: Tensor, noise: Tensor | None = None) -> Tensor:
+def polar_restarted(X_MN: Tensor, noise: Tensor | None = None, *, settled: bool = True) -> Tensor:
     """The `gram` method for M >= N: singular values above 2e-3 |X^T X|_F^(1/2) go to [1 - 1e-5, 1] (float64:
-    [1 - 1e-12, 1]), smaller ones below that, proportionally, and X = 0 to 0. `noise` as in `inverse_sqrt`."""
-    quick = torch.bfloat16 if X_MN.dtype == torch.float32 else None
+    [1 - 1e-12, 1]), smaller ones below that, proportionally, and X = 0 to 0. `noise` as in `inverse_sqrt`.
+
+    Unsettled, float32 ends within 6e-3 of 1 instead and its corrections are made in bfloat16: cheaper, and enough for a
+    direction, where a retraction would turn the weight by 2e-4."""
+    full = settled or X_MN.dtype == torch.float64
+    quick = None if full else torch.bfloat16
     lower = 2e-3
     scale, terms, floor = zolotarev(lower, 0.27)
     # One rational pass, in full precision because the small singular values hang on it, lifts all to [floor, 1].
@@ -110,10 +114,10 @@ def polar_restarted(X_MN: Tensor, noise: Tensor | None = None) -> Tensor:
     # The minimax quintic takes that to 1 +- 1e-3. Written around the centre of the interval, where the correction is
     # small enough for bfloat16: a + b R + c R^2 with R = r + E.
     (a, b, c), r = polar_express(floor, 1)[0], (1 + floor**2) / 2
-    E_NN = add_identity(gram(X), -r)
+    E_NN = add_identity(gram(X) if full else multiply(X.mT, X, quick), -r)
     Y_NN = (b + 2 * c * r) * E_NN + c * multiply(E_NN, E_NN, quick)
     X = accumulate_((a + b * r + c * r * r) * X, X, Y_NN, quick)
-    return near_(X, 1 if quick else 3)
+    return near_(X, 3 if X.dtype == torch.float64 else 1) if full else X
 
 
 def inverse_sqrt(
@@ -140,14 +144,23 @@ def inverse_sqrt(
     return P * scale.rsqrt()
 
 
-def sqrt(H_NN: Tensor, lower: float = 5e-3, tolerance: float = 0.05, *, method: str | None = None) -> Tensor:
-    """An upper estimate of H^(1/2): at most tolerance / (1 - tolerance) relative plus `lower` |H|_F^(1/2) above it (0 gives
-    lower I); same methods."""
-    method = check_name("square root", method or _best(H_NN), ("zolotarev", "newton-schulz"))
+def roots(H_NN: Tensor, lower: float, tolerance: float, *, method: str | None = None) -> tuple[Tensor, Tensor]:
+    """H^(1/2) and H^(-1/2) from one set of poles: eigenvalues within `tolerance` of the roots' for singular values of X above
+    `lower` times |H|_F^(1/2); smaller ones give less than either root, so both are bounded. Same methods as `inverse_sqrt`."""
+    method = check_name("roots", method or _best(H_NN), ("zolotarev", "newton-schulz"))
     H, scale = _bounded(H_NN, None)
-    rational = method == "zolotarev"
-    T = _zolotarev_sqrt(H, lower, tolerance) if rational else H @ _newton_schulz(H, lower, tolerance)
-    return add_identity(T / (1 - tolerance), lower) * scale.sqrt()
+    if method == "zolotarev":
+        rational, terms, floor = zolotarev(lower, tolerance)
+        T, P = H.clone(), 0 * H  # carries NaN, as in `_zolotarev`
+        for weight, shift in terms:  # H (H + c)^-1 = 1 - c (H + c)^-1 saves the product
+            inverse = _shifted_inverse(H, shift)
+            T, P = T.sub_(inverse, alpha=weight * shift), P.add_(inverse, alpha=weight)
+        rational *= 2 / (1 + floor)  # [floor, 1] about its middle
+        T, P = add_identity(T, sum(weight for weight, _ in terms)).mul_(rational), add_identity(P, 1.0).mul_(rational)
+    else:
+        P = _newton_schulz(H, lower, tolerance) * (1 + tolerance / 2)
+        T = H @ P
+    return T * scale.sqrt(), P * scale.rsqrt()
 
 
 def spectral_norm(X_MN: Tensor, steps: int = 6) -> Tensor:
@@ -283,15 +296,6 @@ def _zolotarev(H_NN: Tensor, lower: float, tolerance: float) -> Tensor:
     for weight, shift in terms:
         P = P.add_(_shifted_inverse(H_NN, shift), alpha=scale * weight)
     return add_identity(P, scale)
-
-
-def _zolotarev_sqrt(H_NN: Tensor, lower: float, tolerance: float) -> Tensor:
-    """H times `_zolotarev`; H (H + c)^-1 = 1 - c (H + c)^-1 saves the product."""
-    scale, terms, _ = zolotarev(lower, tolerance)
-    T = scale * H_NN
-    for weight, shift in terms:
-        T = T.sub_(_shifted_inverse(H_NN, shift), alpha=scale * weight * shift)
-    return add_identity(T, scale * sum(weight for weight, _ in terms))
 
 
 def _shifted_inverse(H_NN: Tensor, shift: float) -> Tensor:

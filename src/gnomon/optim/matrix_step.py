@@ -30,10 +30,6 @@ SCALES: dict[str, Callable[[int, int], float]] = {
 """Factors on lr by shape, for learning-rate transfer: "none" (lr is the spectral norm of the step, arXiv 2606.13276),
 "spectral" (arXiv 2310.17813), "rms" (steps as long as AdamW's, arXiv 2502.16982), "muon" (torch.optim.Muon's default)."""
 
-POLISH_EVERY = 100
-"""Steps between retractions to convergence; in between one cubic step suffices."""
-
-
 def advance(
     W_MN: Tensor,
     U_MN: Tensor,
@@ -111,10 +107,9 @@ def _advance_batch(
     W_BMN = torch.stack([m.block.take(m.tensor) for m in batch])
     U_BMN = sized(torch.stack([m.block.take(m.update) for m in batch]), manifold, options["momentum"])
     lr, factor, radius = options["lr"], SCALES[options["scale"]](*shape), getattr(manifold, "radius", 1.0)
-    # A cubic step is enough for small steps from the manifold. Columns that start near zero turn by more than that in
-    # their first steps; and now and then what cubic steps leave is polished away.
-    settled = options["step"] > 10 and options["step"] % POLISH_EVERY != 0
-    near = settled and float(lr) * factor <= 0.1 * radius
+    # A cubic step is enough for small steps from the manifold, and each squares what the last one left. Columns that start
+    # near zero turn by more than that in their first steps.
+    near = options["step"] > 10 and float(lr) * factor <= 0.1 * radius
     duals = [m.memory.get(m.dual) for m in batch] if options["warm_start"] else [None]
     warm = None if any(dual is None for dual in duals) else torch.stack(duals)
     # A tensor, so that a schedule does not recompile.
