@@ -217,7 +217,7 @@ def test_fused_steps_as_three():
         run(m, ManifoldMuon(assign(m, "hetero")), 3)
     for a, b in zip(fused.blocks, split.blocks):
         together = torch.cat([b.attention.query.weight, b.attention.key.weight, b.attention.value.weight])
-        torch.testing.assert_close(a.attention.qkv.weight, together, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a.attention.qkv.weight, together, rtol=1e-4, atol=1e-4)
 
 
 def test_transposed_storage_steps_alike():
@@ -240,7 +240,7 @@ def test_transposed_storage_steps_alike():
 
 
 @pytest.mark.parametrize("assignment", NAMED)
-@pytest.mark.parametrize("options", [{}, {"steps": 2, "warm_start": True}], ids=["plain", "warm"])
+@pytest.mark.parametrize("options", [{}, {"steps": 2}], ids=["plain", "refined"])
 def test_resume_equals_uninterrupted(assignment, options, tmp_path):
     whole, parted = model(qkv="fused"), model(qkv="fused")
     optimizer = ManifoldMuon(assign(whole, assignment), **options)
@@ -369,10 +369,6 @@ def test_one_momentum_buffer_a_matrix():
     W.grad = gradient((24, 8), 0)
     optimizer.step()
     assert {k: tuple(v.shape) for k, v in optimizer.state[W].items()} == {"momentum": (24, 8)}
-    W, optimizer = single(gnomon.DGram(), steps=1, warm_start=True)
-    W.grad = gradient((24, 8), 0)
-    optimizer.step()
-    assert {k: tuple(v.shape) for k, v in optimizer.state[W].items()} == {"momentum": (24, 8), "dual.0": (8, 8)}
 
 
 def test_closure_hooks_and_added_groups():
@@ -425,9 +421,9 @@ def test_overridden_methods_keep_their_signatures():
 def test_advance_is_batched():
     W = torch.stack([gnomon.Stiefel().random(12, 6, generator=torch.Generator().manual_seed(i)) for i in range(3)])
     U = torch.stack([gradient((12, 6), i) for i in range(3)])
-    together = advance(W, U, gnomon.Stiefel(), 0.02)[0]
+    together = advance(W, U, gnomon.Stiefel(), 0.02)
     for i in range(3):
-        torch.testing.assert_close(together[i], advance(W[i], U[i], gnomon.Stiefel(), 0.02)[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(together[i], advance(W[i], U[i], gnomon.Stiefel(), 0.02), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -476,7 +472,7 @@ def test_names_of_wrapped_models_load(change, dtype):
 
     def build(name_of):
         pairs = [(name_of("blocks.0.up.weight"), V), (name_of("blocks.1.up.weight"), W)]
-        return ManifoldMuon([{"params": pairs, "manifold": "dgram"}], warm_start=True, steps=1)
+        return ManifoldMuon([{"params": pairs, "manifold": "dgram"}], steps=1)
 
     plain, other = build(str), build(wrapped)
     for source, target in ((plain, other), (other, plain)):
@@ -492,14 +488,14 @@ def test_names_of_wrapped_models_load(change, dtype):
 
 
 def test_options_newer_than_a_state_keep_their_values():
-    W, optimizer = single(gnomon.DGram(), warm_start=True, weight_decay=0.3, momentum=0.5)
+    W, optimizer = single(gnomon.DGram(), weight_decay=0.3, momentum=0.5)
     W.grad = gradient((24, 8), 0)
     optimizer.step()
     state = optimizer.state_dict()
     for key in ("scale", "nesterov", "weight_decay", "step"):
         del state["param_groups"][0][key]
     state["param_groups"][0]["theirs"] = 5  # what a scheduler of theirs wrote stays
-    again = single(gnomon.DGram(), warm_start=True, weight_decay=0.1)[1]
+    again = single(gnomon.DGram(), weight_decay=0.1)[1]
     again.load_state_dict(state)
     group = again.param_groups[0]
     assert (group["scale"], group["nesterov"], group["weight_decay"], group["step"]) == ("none", True, 0.1, 0)
@@ -523,11 +519,13 @@ def test_states_of_before_manifolds_had_these_options_load(manifold, retired, th
     W, optimizer = single(manifold)
     state = copy.deepcopy(optimizer.state_dict())
     group = state["param_groups"][0]
-    group.update({"polish_every": 100, "paper": False, "spectral_cap": None, **retired})
+    group.update({"polish_every": 100, "warm_start": True, "paper": False, "spectral_cap": None, **retired})
+    state["state"][0] = {"momentum": torch.ones(24, 8), "dual.0": torch.zeros(8, 8)}
     group["manifolds"]["W"][0][1] = then
     again = single(manifold)[1]
     again.load_state_dict(state)
     assert again.param_groups[0].keys() == optimizer.param_groups[0].keys()
+    assert list(again.state[again.param_groups[0]["params"][0]]) == ["momentum"]
     assert again.param_groups[0]["manifolds"] == optimizer.param_groups[0]["manifolds"]
     other = {"stiefel": gnomon.Stiefel(), "dgram": gnomon.DGram(paper=True), "euclidean": gnomon.SpectralBall()}[then["name"]]
     with pytest.raises(UserError, match="the checkpoint has"):

@@ -43,7 +43,7 @@ def by_recipe(**settings):
 
 
 OURS = {name: on(manifold) for name, manifold in MANIFOLDS.items()} | {
-    "warm": on(gnomon.DGram(), steps=1, warm_start=True),
+    "refined": on(gnomon.DGram(), steps=1),
     "adam on the sphere": on(gnomon.Sphere(), direction="adam"),
     "recipe manifold-muon": by_recipe(name="manifold-muon"),
 }

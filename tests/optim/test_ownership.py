@@ -43,9 +43,7 @@ def run(layout="replicated", dtype=torch.float64, missing=None):
     for name, shape in SHAPES.items():
         start = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)), dtype=torch.float64).to(dtype)
         named[name] = torch.nn.Parameter(laid_out(start, layout))
-    optimizer = ManifoldMuon(
-        [{"params": list(named.items()), "manifold": gnomon.DGram()}], lr=0.1, steps=1, warm_start=True
-    )
+    optimizer = ManifoldMuon([{"params": list(named.items()), "manifold": gnomon.DGram()}], lr=0.1, steps=1)
     for step in range(3):
         for name, p in named.items():
             p.grad = laid_out(gradient(name, step).to(dtype), layout)
@@ -55,11 +53,9 @@ def run(layout="replicated", dtype=torch.float64, missing=None):
                 named[name].grad = None
         optimizer.step()
     state = {n: optimizer.state[p] for n, p in named.items()}
-    duals = {n: sorted(k for k in s if k.startswith("dual")) for n, s in state.items()}
     return (
         {n: sharding.whole(p).detach().clone() for n, p in named.items()},
         {n: sharding.whole(s["momentum"]).clone() for n, s in state.items()},
-        duals,
     )
 
 
@@ -84,7 +80,7 @@ def resumed(layout):
     for step in range(3):
         if step in (0, 2):
             state = copy.deepcopy(made[0].state_dict()) if made else None
-            made = [ManifoldMuon([{"params": [("W", W)], "manifold": "dgram"}], lr=0.003, steps=1, warm_start=True)]
+            made = [ManifoldMuon([{"params": [("W", W)], "manifold": "dgram"}], lr=0.003, steps=1)]
             if state is not None:
                 made[0].load_state_dict(state)
         W.grad = laid_out(gradient("tall", step).bfloat16(), layout)
@@ -123,30 +119,27 @@ def same(a, b, tolerance=0.0):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_steps_as_one_process(answers, layout):
-    weights, momenta, duals = run()
+    weights, momenta = run()
     for found in answers:
         assert same(found[layout][0], weights, 1e-12) and same(found[layout][1], momenta, 1e-12)
         assert all(gnomon.DGram().violation(W) < 1e-6 for W in found[layout][0].values())
-    # Each dual is with one rank, its owner.
-    kept = [name for found in answers for name, keys in found[layout][2].items() if keys]
-    assert sorted(kept) == sorted(name for name, keys in duals.items() if keys)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_masters_of_bf16_weights_travel_in_fp32(answers, layout):
-    weights, _, _ = run(dtype=torch.bfloat16)
+    weights, _ = run(dtype=torch.bfloat16)
     for found in answers:
         assert same(found["bf16", layout][0], weights) and found["bf16", layout][0]["tall"].dtype == torch.bfloat16
 
 
 def test_a_gradient_that_one_rank_lacks_comes_from_another(answers):
-    weights, momenta, _ = run()
+    weights, momenta = run()
     for found in answers:
         assert same(found["missing here"][0], weights, 1e-12) and same(found["missing here"][1], momenta, 1e-12)
 
 
 def test_a_gradient_that_all_lack_leaves_the_weight(answers):
-    weights, momenta, _ = run(missing=(None, "tall"))
+    weights, momenta = run(missing=(None, "tall"))
     for found in answers:
         assert same(found["missing everywhere"][0], weights, 1e-12)
         assert same(found["missing everywhere"][1], momenta, 1e-12)

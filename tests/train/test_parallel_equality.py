@@ -28,7 +28,7 @@ EXACT |= {
     "recomputed": (HETERO, {"parallel.recompute": True}),
     "modern, anchored": (("sphere", "none"), {f"model.{key}": value for key, value in (MODERN | {"anchor": True}).items()}),
     "anchored, recomputed": (("pre-norm", "none"), {"model.anchor": True, "parallel.recompute": True}),
-    "duals, ragged rows": (HETERO, {"optim.solver_steps": 1}),
+    "refined, ragged rows": (HETERO, {"optim.solver_steps": 1}),
 }
 ROUNDED = {
     "fp32": (HETERO, {}),

@@ -40,7 +40,6 @@ from gnomon.geometry.manifolds import DGram, Manifold, Oblique, Stiefel
 from gnomon.geometry.polar import (
     accumulate_,
     add_identity,
-    diagonal_mean,
     gram,
     inverse_sqrt,
     multiply,
@@ -76,10 +75,6 @@ class Direction:
     W: Tensor
     G: Tensor
     manifold: Manifold
-    normal: Tensor | None = None
-    """The dual variable E_CC (Oblique: one number a column) over the root mean square singular value of tangent(G).
-    Independent of the scale of G, so it can start the next step's solve (`warm`). None when not refined."""
-
     @cached_property
     def tangency(self) -> Tensor:
         """|A - tangent(A)|_F / |A|_F: the share of A that leaves the manifold. 0 is perfect."""
@@ -93,7 +88,7 @@ class Direction:
         this. 1 is perfect; 1 for G = 0."""
         G = unit(self.G.double())
         gain = (G * self.A.double()).sum((-2, -1))
-        bound = _dual_bound(self.W.double(), G, self.manifold, self.normal)
+        bound = _dual_bound(self.W.double(), G, self.manifold)
         return torch.where(bound == 0, torch.ones_like(gain), gain / nonzero(bound))
 
 
@@ -104,7 +99,6 @@ def direction(
     manifold: Manifold,
     *,
     steps: int = 0,
-    warm: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Direction:
     """The tangent direction A with |A|_2 <= 1 along which a gradient or momentum G_MN falls fastest.
@@ -125,7 +119,6 @@ def direction(
             Euclidean, Sphere, SpectralBall, SpectralSphere: msign(G), exactly `torch.optim.Muon`'s, tangent or not.
             With `paper=True`: `paper_direction`, and none of the options below is read.
         steps: refinements of the dual variable.
-        warm: `normal` of this weight's previous Direction; refinement starts there.
         dtype: precision of the product Q K. Default bfloat16 for L >= 3 C, which leaves at most 6e-4 of A off the
             tangent space, full precision below; float64 for float64.
 
@@ -138,8 +131,7 @@ def direction(
         return paper_direction(W_MN, G_MN, manifold)
     if manifold.free:
         return Direction(polar(G_MN, "newton-schulz", dtype=dtype), W_MN, G_MN, manifold)
-    A_MN, normal = _solve_for_direction(W_MN, G_MN, manifold, steps, warm, dtype)
-    return Direction(A_MN, W_MN, G_MN, manifold, normal)
+    return Direction(_solve_for_direction(W_MN, G_MN, manifold, steps, dtype), W_MN, G_MN, manifold)
 
 
 @torch.no_grad()
@@ -167,18 +159,16 @@ def paper_direction(W_MN: Tensor, G_MN: Tensor, manifold: Manifold, *, steps: in
     return Direction(A_LC.mT if manifold.turned(W_MN.shape) else A_LC, W_MN, G_MN, manifold)
 
 
-def _solve_for_direction(
-    W_MN: Tensor, G_MN: Tensor, manifold: Manifold, steps: int, warm: Tensor | None, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor | None]:
+def _solve_for_direction(W_MN: Tensor, G_MN: Tensor, manifold: Manifold, steps: int, dtype: torch.dtype | None) -> Tensor:
     work = working_dtype(W_MN)
     G_LC = unit(manifold.orient(G_MN).to(work))
     if isinstance(manifold, Oblique):
-        A_LC, normal = _oblique(manifold.orient(W_MN).to(work), G_LC, steps, warm)
+        A_LC, _ = _oblique(manifold.orient(W_MN).to(work), G_LC, steps)
     elif isinstance(manifold, Stiefel) and W_MN.size(-2) == W_MN.size(-1):
-        A_LC, normal = _square_stiefel(manifold.frame(W_MN.to(work))[0], G_LC), None
+        A_LC = _square_stiefel(manifold.frame(W_MN.to(work))[0], G_LC)
     else:
-        A_LC, normal = _gram_constrained(W_MN.to(work), G_LC, manifold, steps, warm, dtype)
-    return A_LC.mT if manifold.turned(W_MN.shape) else A_LC, normal
+        A_LC = _gram_constrained(W_MN.to(work), G_LC, manifold, steps, dtype)
+    return A_LC.mT if manifold.turned(W_MN.shape) else A_LC
 
 
 @dataclass(frozen=True)
@@ -203,17 +193,15 @@ def _square_stiefel(Q_CC: Tensor, G_CC: Tensor) -> Tensor:
     return multiply(Q_CC, (A_CC - A_CC.mT) / 2)
 
 
-def _gram_constrained(
-    W_MN: Tensor, G_LC: Tensor, manifold: Manifold, steps: int, warm: Tensor | None, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor | None]:
+def _gram_constrained(W_MN: Tensor, G_LC: Tensor, manifold: Manifold, steps: int, dtype: torch.dtype | None) -> Tensor:
     Q_LC, d_1C = manifold.frame(W_MN)
     rows, columns = Q_LC.shape[-2:]
     quick = _quick(Q_LC)
     noise = _noise(G_LC)
     span, N_CC, S_CC, G_LC = _in_frame(Q_LC, d_1C, G_LC, manifold)
-    K_CC, normal = _span_part(N_CC, S_CC, span, noise, steps, warm, quick)
+    K_CC, _ = _span_part(N_CC, S_CC, span, noise, steps, quick)
     if rows == columns:
-        return multiply(Q_LC, _flatten(K_CC, span, quick)), normal
+        return multiply(Q_LC, _flatten(K_CC, span, quick))
     if steps == 0:
         K_CC = _within(K_CC, 0.97, 8)
         B_CC = inverse_sqrt(S_CC, noise=noise) @ _root_complement(K_CC, ROUGH_ROOT, quick)
@@ -223,7 +211,7 @@ def _gram_constrained(
     if dtype is None and rows >= 3 * columns:
         dtype = quick
     # G' B keeps full precision: B is as ill-conditioned as the gradient, and rounding it would break the norm bound.
-    return accumulate_(multiply(Q_LC, K_CC, dtype), G_LC, B_CC), normal
+    return accumulate_(multiply(Q_LC, K_CC, dtype), G_LC, B_CC)
 
 
 def _in_frame(
@@ -239,26 +227,19 @@ def _in_frame(
 
 
 def _span_part(
-    N_CC: Tensor,
-    S_CC: Tensor,
-    span: SpanTangents,
-    noise: Tensor,
-    steps: int,
-    warm: Tensor | None,
-    quick: torch.dtype | None,
-) -> tuple[Tensor, Tensor | None]:
-    """K_CC of step 1 and, where refined or warm, the scale-free dual variable that belongs to it."""
+    N_CC: Tensor, S_CC: Tensor, span: SpanTangents, noise: Tensor, steps: int, quick: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
+    """K_CC of step 1, and E_CC as far as it was refined."""
     floor = noise / N_CC.size(-1)
     H_CC = multiply(N_CC.mT, N_CC, quick) + S_CC
-    root = torch.maximum(diagonal_mean(H_CC), floor).sqrt()
-    K_CC, E_CC = None, None if warm is None else warm * root
+    K_CC, E_CC = None, torch.zeros_like(N_CC)
     for step in range(steps + 1):
-        H_CC = H_CC if E_CC is None else gram(N_CC + E_CC) + S_CC
         T_CC, P_CC = roots(add_identity(H_CC, floor), *(ROUGH_ROOTS if step == 0 else FINE_ROOTS))
         K_CC = _solve(N_CC, T_CC, P_CC, span, quick, K_CC)
-        if step < steps or step > 0 or warm is not None:
+        if step < steps:
             E_CC = span.normal(K_CC @ T_CC)
-    return K_CC, None if E_CC is None else E_CC / nonzero(root)
+            H_CC = gram(N_CC + E_CC) + S_CC
+    return K_CC, E_CC
 
 
 def _solve(
@@ -313,12 +294,11 @@ def _flatten(K_CC: Tensor, span: SpanTangents, quick: torch.dtype | None) -> Ten
     return K_CC / nonzero(1.01 * spectral_norm(K_CC, 16))
 
 
-def _oblique(X_LC: Tensor, G_LC: Tensor, steps: int, warm: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _oblique(X_LC: Tensor, G_LC: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Dual ascent on one multiplier a column, its step the mean singular value of Z; best iterate; project; rescale."""
     rank = min(X_LC.shape[-2:])
     Z_LC = G_LC - X_LC * _columns_dot(X_LC, G_LC)
-    scale = nonzero(_frobenius(Z_LC) / rank**0.5)
-    dual = torch.zeros_like(_columns_dot(X_LC, Z_LC)) if warm is None else warm * scale
+    dual = torch.zeros_like(_columns_dot(X_LC, Z_LC))
     best = None
     for step in range(steps + 1):
         shifted = Z_LC + X_LC * dual
@@ -332,31 +312,25 @@ def _oblique(X_LC: Tensor, G_LC: Tensor, steps: int, warm: Tensor | None) -> tup
             dual = dual - value / rank * _columns_dot(X_LC, A_LC)
     value, A_LC, dual = best
     A_LC = A_LC - X_LC * _columns_dot(X_LC, A_LC)
-    refined = steps > 0 or warm is not None
-    return A_LC / (1.01 * spectral_norm(A_LC, 16)).clamp_min(1.0), dual / scale if refined else None
+    return A_LC / (1.01 * spectral_norm(A_LC, 16)).clamp_min(1.0), dual
 
 
-def _dual_bound(W_MN: Tensor, G_MN: Tensor, manifold: Manifold, normal: Tensor | None) -> Tensor:
-    """An upper bound on <G, A> over all feasible A, (...): |tangent(G) + any normal vector|_*, the least of several."""
+def _dual_bound(W_MN: Tensor, G_MN: Tensor, manifold: Manifold) -> Tensor:
+    """An upper bound on <G, A> over all feasible A, (...): |tangent(G) + any normal vector|_*, the lesser of two."""
     G_LC = manifold.orient(G_MN)
     if manifold.free:
         return _nuclear(G_LC.mT @ G_LC)
     if isinstance(manifold, Oblique):
         X_LC = manifold.orient(W_MN)
         Z_LC = G_LC - X_LC * _columns_dot(X_LC, G_LC)
-        scale = _frobenius(Z_LC) / min(X_LC.shape[-2:]) ** 0.5
-        _, dual = _oblique(X_LC, G_LC, 4, normal)
-        Y_LC = Z_LC + X_LC * (dual * scale)
+        Y_LC = Z_LC + X_LC * _oblique(X_LC, G_LC, 4)[1]
         return torch.minimum(_nuclear(Z_LC.mT @ Z_LC), _nuclear(Y_LC.mT @ Y_LC))
     span, N_CC, S_CC, _ = _in_frame(*manifold.frame(W_MN), G_LC, manifold)
     bound = _nuclear(gram(N_CC) + S_CC)
-    if not isinstance(manifold, Stiefel) or W_MN.size(-2) != W_MN.size(-1):
-        noise = _noise(G_LC)
-        for start in (None, normal) if normal is not None else (None,):
-            _, E_CC = _span_part(N_CC, S_CC, span, noise, 4, None if start is None else start.double(), None)
-            E_CC = E_CC * torch.maximum(diagonal_mean(gram(N_CC) + S_CC), noise / N_CC.size(-1)).sqrt()
-            bound = torch.minimum(bound, _nuclear(gram(N_CC + E_CC) + S_CC))
-    return bound
+    if isinstance(manifold, Stiefel) and W_MN.size(-2) == W_MN.size(-1):
+        return bound
+    _, E_CC = _span_part(N_CC, S_CC, span, _noise(G_LC), 4, None)
+    return torch.minimum(bound, _nuclear(gram(N_CC + E_CC) + S_CC))
 
 
 def _nuclear(H_CC: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from gnomon.optim.rules import Assignment, label
 
 Parts = dict[str, list[tuple[Block, Manifold]]]
 
-RETIRED = ("polish_every", "spectral_cap", "paper")
+RETIRED = ("polish_every", "warm_start", "spectral_cap", "paper")
 """Options that groups once had; the last two are the manifolds' own now."""
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -115,7 +115,9 @@ def matched(saved: Mapping[str, Any], own: list[dict[str, Any]]) -> dict[str, An
         {**ours, **group, **{key: ours[key] for key in ("param_names", "manifolds", "unplaced") if key in ours}}
         for ours, group in zip(own, theirs)
     ]
-    return {**saved, "param_groups": groups}
+    # Dual variables, once kept to start the next solve from, made it worse (docs/log.md).
+    state = {index: {key: x for key, x in kept.items() if not key.startswith("dual.")} for index, kept in saved["state"].items()}
+    return {**saved, "state": state, "param_groups": groups}
 
 
 def _upgraded(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,9 +40,8 @@ def advance(
     weight_decay: float = 0.0,
     direction: str = "msign",
     steps: int = 0,
-    warm: Tensor | None = None,
     near: bool = True,
-) -> tuple[Tensor, Tensor | None]:
+) -> Tensor:
     """One step of W_MN (..., M, N), which is on `manifold`, along the update U_MN.
 
     Args:
@@ -51,19 +50,13 @@ def advance(
         weight_decay: decoupled, with the manifold's meaning: W for Euclidean, column norms for DGram, nothing where norms are
             fixed.
         direction: "msign" solves for A; "adam" takes U as it is, overwriting it.
-        steps, warm: accuracy and start of the solver, see `gnomon.geometry.steepest.direction`.
+        steps: accuracy of the solver, see `gnomon.geometry.steepest.direction`.
         near: one cubic step brings the result back to the manifold; False iterates to convergence.
-
-    Returns:
-        the new W_MN, and the dual variable to start from next time (None where there is none).
     """
-    A_MN, normal = U_MN, None
-    if direction == "msign":
-        found = steepest.direction(W_MN, U_MN, manifold, steps=steps, warm=warm)
-        A_MN, normal = found.A, found.normal
+    A_MN = steepest.direction(W_MN, U_MN, manifold, steps=steps).A if direction == "msign" else U_MN
     if weight_decay:
         W_MN = manifold.decay(W_MN, 1 - lr * weight_decay)
-    return manifold.step(W_MN, A_MN.to(W_MN.dtype), lr, factor, near=near), normal
+    return manifold.step(W_MN, A_MN.to(W_MN.dtype), lr, factor, near=near)
 
 
 @dataclass(slots=True)
@@ -75,16 +68,12 @@ class Matrix:
         update: its update, of the same shape.
         block: where the part lies in both.
         manifold: what the part is on.
-        memory: what is remembered of the tensor between steps.
-        dual: the key under which `memory` has the part's dual variable.
     """
 
     tensor: Tensor
     update: Tensor
     block: Block
     manifold: Manifold
-    memory: dict[str, Any]
-    dual: str
 
 
 def advance_all(matrices: Sequence[Matrix], options: Mapping[str, Any], compiled: bool = False) -> None:
@@ -110,21 +99,16 @@ def _advance_batch(
     # A cubic step is enough for small steps from the manifold, and each squares what the last one left. Columns that start
     # near zero turn by more than that in their first steps.
     near = options["step"] > 10 and float(lr) * factor <= 0.1 * radius
-    duals = [m.memory.get(m.dual) for m in batch] if options["warm_start"] else [None]
-    warm = None if any(dual is None for dual in duals) else torch.stack(duals)
     # A tensor, so that a schedule does not recompile.
     rate = torch.as_tensor(lr, dtype=W_BMN.dtype, device=W_BMN.device) if compiled else lr
     call = compiled_advance() if compiled else advance
-    W_BMN, dual_B = call(
+    W_BMN = call(
         *(W_BMN, U_BMN, manifold, rate, factor),
         **{key: options[key] for key in ("weight_decay", "direction", "steps")},
-        **dict(warm=warm, near=near),
+        near=near,
     )
     for matrix, new in zip(batch, W_BMN) if lr else ():
         matrix.block.put(matrix.tensor, new)
-    if options["warm_start"] and dual_B is not None:
-        for matrix, new in zip(batch, dual_B):
-            matrix.memory[matrix.dual] = new.clone()
 
 
 def sized(U_MN: Tensor, manifold: Manifold, momentum: float) -> Tensor:

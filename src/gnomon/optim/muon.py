@@ -59,7 +59,6 @@ class ManifoldMuon(torch.optim.Optimizer):
         weight_decay: of the matrices; see `gnomon.optim.advance` for what it means where.
         scale: how lr depends on the shape, a key of `SCALES`.
         steps: refinements of the direction, 0 … 10; see `gnomon.geometry.steepest.direction`.
-        warm_start: keep each matrix's dual variable between steps (one more buffer of the short side squared).
         adamw_lr, adamw_betas, adamw_eps, adamw_weight_decay: for the rest; decay touches matrices (ndim >= 2) only.
         check_finite: look for NaN and infinity in gradients (one wait for the device a step).
         compile: compile the step of each shape; learning rates are tensors then, so schedules do not recompile.
@@ -79,7 +78,6 @@ class ManifoldMuon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         scale: str = "none",
         steps: int = 0,
-        warm_start: bool = False,
         adamw_lr: float = 6e-4,
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
@@ -95,7 +93,7 @@ class ManifoldMuon(torch.optim.Optimizer):
             raise UserError(f"momentum must lie in [0, 1), got {momentum}")
         matrices = dict(
             lr=lr, momentum=momentum, nesterov=nesterov, direction=direction, weight_decay=weight_decay, scale=scale,
-            steps=steps, warm_start=warm_start,
+            steps=steps,
         )  # fmt: skip
         rest = dict(lr=adamw_lr, betas=adamw_betas, eps=adamw_eps, weight_decay=adamw_weight_decay)
         defaults = matrices | {f"adamw_{key}": value for key, value in rest.items()}
@@ -107,7 +105,7 @@ class ManifoldMuon(torch.optim.Optimizer):
         """What a group of matrices, or one of AdamW's, holds where it does not say otherwise."""
         d = self.defaults
         if matrices:
-            own = ("lr", "momentum", "nesterov", "direction", "weight_decay", "scale", "steps", "warm_start")
+            own = ("lr", "momentum", "nesterov", "direction", "weight_decay", "scale", "steps")
             adam = {key: d[f"adamw_{key}"] for key in ("betas", "eps")}
             return {**{key: d[key] for key in own}, **adam, "step": 0, "unplaced": []}
         adamw = torch.optim.AdamW([torch.zeros(1)]).defaults
@@ -210,13 +208,9 @@ class ManifoldMuon(torch.optim.Optimizer):
         chosen = [rank for rank, alive in zip(ownership.owners(costs, ownership.world()), live) if alive]
         wholes = ownership.to_owners(targets, chosen)
         mine = []
-        for (name, p), W, U in zip(moving, wholes, ownership.to_owners(found, chosen)):
-            for number, (block, manifold) in enumerate(from_plain(group["manifolds"][name])):
-                if W is None or U is None:
-                    # Another rank's: only an owner keeps duals, so that a checkpoint holds no stale ones.
-                    self.state[p].pop(f"dual.{number}", None)
-                else:
-                    mine.append(Matrix(W, U, block, manifold, self.state[p], f"dual.{number}"))
+        for (name, _), W, U in zip(moving, wholes, ownership.to_owners(found, chosen)):
+            if W is not None and U is not None:
+                mine += [Matrix(W, U, block, manifold) for block, manifold in from_plain(group["manifolds"][name])]
         advance_all(mine, group, self.defaults["compile"])
         ownership.from_owners(targets, wholes, chosen)
         for (_, p), target in zip(moving, targets):
@@ -297,9 +291,10 @@ class ManifoldMuon(torch.optim.Optimizer):
         order: list[list[int]] = []
 
         def compare(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            saved.update(given["state"])
+            found = matched(given, self.param_groups)
+            saved.update(found["state"])
             order.extend(group["params"] for group in given["param_groups"])
-            return matched(given, self.param_groups)
+            return found
 
         def widen(_: torch.optim.Optimizer) -> None:
             """The base class gave every buffer its parameter's dtype; momenta and masters of narrow weights are wide."""

@@ -82,11 +82,8 @@ class Saver:
         return path
 
     def _share(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What this process copies and writes: its pieces of what is cut, and a share of what all have alike.
-
-        Duals are with the owners of their matrices alone.
-        """
-        alike = [name for name, x in state.items() if not _cut(x) and not name.startswith("optimizer/dual.")]
+        """What this process copies and writes: its pieces of what is cut, and a share of what all have alike."""
+        alike = [name for name, x in state.items() if not _cut(x)]
         writers = dict(zip(alike, ownership.owners([state[name].numel() for name in alike], self._ranks.world)))
         return {name: x for name, x in state.items() if writers.get(name, self._ranks.rank) == self._ranks.rank}
 
