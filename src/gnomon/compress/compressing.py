@@ -119,7 +119,7 @@ def compress(
     about = {"keep": keep, "method": method, "groups": found, "sides": dict(table) if method == "shared" else None}
     work = WorkFolder(out, about | fingerprint(streamed, rows))
     load = work.load if keep < 1 else lambda index: {}
-    if keep < 1:
+    if keep < 1 and not all(one in work for one in found):
         with Progress("compressing", len(streamed.blocks), "blocks") as bar:
             make(streamed, rows, function, budget.of_linears, found, work, bar.advance if progress else lambda *_: None)
     before, after = (loss_with(streamed, rows, one) for one in (lambda index: {}, load))
