@@ -30,7 +30,8 @@ TOKENS_BT = torch.from_numpy(IDS_N[:96]).view(3, 32)  # gnomon's small models ha
 KINDS = [kind for kind in FAMILIES if kind != "bert"] + ["gnomon"]
 # "shared" has every kind of term but pivots: products, one A or one B for several layers, parts of fused tensors.
 MADE = [(kind, "shared") for kind in KINDS]
-MADE += [(kind, method) for kind in ("gpt2", "gpt_neox", "gemma2") for method in METHODS if method != "shared"]
+MADE += [("gpt_neox", "pivoted"), ("gemma2", "private")]
+MADE += [(kind, method) for kind in ("gpt2", "gpt_neox", "gemma2") for method in METHODS if method not in ("shared", "pivoted", "private")]
 KEEP = dict.fromkeys(KINDS, 0.75) | {"mixtral": 0.95}  # most of it are experts, which stay
 
 OPEN = """
