@@ -119,6 +119,9 @@ def test_mistakes_are_told(place):
         asked(place, "privat")
     with pytest.raises(UserError, match="whole numbers"):
         asked(place, tokens="many")
+    write_tokens(place / "again" / "a.bin", np.arange(3, 128))
+    with pytest.raises(UserError, match="equal names"):
+        asked(place, texts=f"{place / 'a.bin'},{place / 'again' / 'a.bin'}")
     with pytest.raises(UserError, match="no recipes"):
         studies.load("compression")
 
@@ -131,6 +134,11 @@ def test_the_command(place, capsys, tmp_path):
     assert cli.main(["study", "compression", *map(str, arguments), "--set", *changes]) in (0, None)
     assert "nats a token above the whole model" in capsys.readouterr().out
     assert len(compression_study.lines(tmp_path / "o.jsonl")) == 3
+
+
+def test_texts_have_names():
+    found = Setup("m", "d", ("x/wikitext2/test.txt", "y/novels_val.txt.gz"), "m").named_texts
+    assert list(found) == ["wikitext2-test", "novels_val"]
 
 
 def test_samples_do_not_overlap(place):

@@ -54,6 +54,13 @@ def test_models_that_differ_by_their_seed_are_one_family():
     assert verdict.table(lines, "m")[1]["a"] == "+0.2000 ± 0.0000"
 
 
+def test_lines_of_other_settings_are_not_compared():
+    lines = [line(losses=losses(1.0, 1.0), tokens=100), line("private", 0.8, losses=losses(1.2, 1.1), tokens=100)]
+    lines += [line(losses={"a": 5.0}, tokens=50), line("modules", 0.8, losses={"a": 9.0}, tokens=75)]
+    assert [(row["method"], row["a"]) for row in verdict.table(lines, "m")] == [("whole", "1.000 nats"), ("private", "+0.2000")]
+    assert not any("modules costs less than private" in found["claim"] for found in verdict.claims(lines))
+
+
 def claim(lines, start):
     return next(found for found in verdict.claims(lines) if found["claim"].startswith(start))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ class Bench:
     def __init__(self, setup: Setup):
         self.setup = setup
         self.streamed = open_streamed(setup.model)
-        self.texts = {_stem(text): read_rows(self.streamed, text, setup.tokens, setup.length) for text in setup.texts}
+        self.texts = {name: read_rows(self.streamed, text, setup.tokens, setup.length) for name, text in setup.named_texts.items()}
         rows = read_rows(self.streamed, setup.data, setup.calibration * setup.samples, setup.length)
         self.samples = _parts(rows, setup.samples)
         check_calibration(self.streamed, self.samples[0])
@@ -162,7 +161,3 @@ def _parts(rows: Rows, count: int) -> list[Rows]:
     if not each:
         raise UserError(f"{rows.text} has {rows.count:,} tokens, which are no {count} samples; give a longer text or fewer --seeds")
     return [replace(rows, tokens_BT=rows.tokens_BT[number * each : (number + 1) * each]) for number in range(count)]
-
-
-def _stem(text: str) -> str:
-    return Path(text).name.split(".")[0]

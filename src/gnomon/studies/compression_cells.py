@@ -15,6 +15,9 @@ ROLE_KEEP = 0.5
 """Of one role's weights, where it alone is made smaller: at 0.8 of so little, differences drown."""
 
 
+_SPLITS = ("train", "valid", "validation", "test")
+
+
 class Cell(NamedTuple):
     """What is measured at once: a method or part, the share that stays, and the number of the calibration sample."""
 
@@ -30,7 +33,7 @@ class Setup:
     Attributes:
         model: what `gnomon inspect` reads.
         data: the calibration text, or a token file.
-        texts: evaluation texts or token files; their names in the results are those of the files without endings.
+        texts: evaluation texts or token files.
         name: of the model in the results.
         keep: shares of the block weights that stay.
         samples: how many calibration samples.
@@ -51,6 +54,12 @@ class Setup:
     tokens: int = 8192
     length: int = 512
     sequential: bool = True
+
+    @property
+    def named_texts(self) -> dict[str, str]:
+        """Name in the results -> file: its name without endings; with that of its folder where that is "test" or the like."""
+        stems = {text: Path(text).name.split(".")[0] for text in self.texts}
+        return {f"{Path(text).parent.name}-{stem}" if stem in _SPLITS else stem: text for text, stem in stems.items()}
 
     @property
     def same(self) -> dict[str, Any]:
@@ -91,6 +100,8 @@ def setup(data: str | None, samples: int | None, methods: Sequence[str], changes
     for text in texts:
         if Path(text).suffix:
             check_readable(text)
+    if len(Setup("", "", texts, "").named_texts) < len(texts):
+        raise UserError(f"--set texts={changes['texts']}: files of equal names cannot be told apart in the results; rename one")
     name = str(changes.get("name") or Path(str(changes["model"])).name)
     made = Setup(str(changes["model"]), str(data), texts, name, methods=tuple(methods), **given)
     return made if samples is None else replace(made, samples=samples)

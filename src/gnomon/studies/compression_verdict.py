@@ -39,6 +39,11 @@ def family(line: Line) -> str:
     return str(line["model"]).partition(", seed")[0]
 
 
+def place(line: Line) -> tuple[Any, ...]:
+    """The model, and how it was measured: only lines of one place are compared."""
+    return line["model"], *(line.get(key) for key in ("calibration", "tokens", "length", "sequential"))
+
+
 def families(lines: Sequence[Line]) -> list[str]:
     """In the order of the file."""
     return list(dict.fromkeys(map(family, lines)))
@@ -47,7 +52,8 @@ def families(lines: Sequence[Line]) -> list[str]:
 def table(lines: Sequence[Line], name: str) -> list[dict[str, Any]]:
     """A family's methods: what is left, and what it costs on every text against the whole model."""
     own = [line for line in lines if family(line) == name and "losses" in line]
-    whole = {line["model"]: line for line in own if line["method"] == "whole"}
+    used = {place(line) for line in own if line["method"] != "whole"}
+    whole = {place(line): line for line in own if line["method"] == "whole" and place(line) in (used or {place(line)})}
     texts = list(next(iter(whole.values()))["losses"]) if whole else []
     first = next(iter(whole.values()), None)
     rows = []
@@ -55,14 +61,14 @@ def table(lines: Sequence[Line], name: str) -> list[dict[str, Any]]:
         rows.append({"method": "whole", "keep": "", "weights": 1.0, "bytes": 1.0, "cells": len(whole)}
                     | {text: f"{statistics.fmean(one['losses'][text] for one in whole.values()):.3f} nats" for text in texts})  # fmt: skip
     for method, keep in dict.fromkeys((line["method"], line["keep"]) for line in own if line["method"] != "whole"):
-        cells = [line for line in own if (line["method"], line["keep"]) == (method, keep) and line["model"] in whole]
+        cells = [line for line in own if (line["method"], line["keep"]) == (method, keep) and place(line) in whole]
         if not cells:
             continue
         row: dict[str, Any] = {"method": method, "keep": keep, "cells": len(cells)}
         for share in ("weights", "bytes"):
-            row[share] = round(statistics.fmean(line[share] / whole[line["model"]][share] for line in cells), 3)
+            row[share] = round(statistics.fmean(line[share] / whole[place(line)][share] for line in cells), 3)
         for text in texts:
-            row[text] = spelled([line["losses"][text] - whole[line["model"]]["losses"][text] for line in cells])
+            row[text] = spelled([line["losses"][text] - whole[place(line)]["losses"][text] for line in cells])
         rows.append(row)
     return sorted(rows, key=lambda row: -row["keep"] if row["keep"] != "" else -2)
 
@@ -122,11 +128,11 @@ def _methods(lines: Sequence[Line]) -> list[dict[str, str]]:
         ("modules", "pivoted"), ("shared by role, groups by continuity", "shared by role, groups by random"),
         ("depth by continuity", "depth by random"), ("depth by continuity", "depth by change"), ("depth by change", "modules"),
     ]  # fmt: skip
-    losses = {(x["method"], x["keep"], x["model"], x["sample"]): x["losses"] for x in lines if "losses" in x}
+    losses = {(x["method"], x["keep"], place(x), x["sample"]): x["losses"] for x in lines if "losses" in x}
     pairs: dict[tuple[str, str, float, str], list[float]] = {}
-    for (method, keep, model, sample), found in losses.items():
+    for (method, keep, where, sample), found in losses.items():
         for one, other in against:
-            if method == one and (there := losses.get((other, keep, model, sample))):
+            if method == one and (there := losses.get((other, keep, where, sample))):
                 for text in found:
                     pairs.setdefault((one, other, keep, text), []).append(found[text] - there[text])
     return [
@@ -166,14 +172,17 @@ def costs(line: Line) -> list[float]:
 
 def _aim(lines: Sequence[Line]) -> list[dict[str, str]]:
     """The best method of 0.8 against the whitened SVD, on every text."""
-    mean: dict[str, dict[str, float]] = {}
-    for method in dict.fromkeys(x["method"] for x in lines if "losses" in x and x["keep"] == 0.8):
-        cells = [x["losses"] for x in lines if x["method"] == method and x["keep"] == 0.8]
-        mean[method] = {text: statistics.fmean(cell[text] for cell in cells) for text in cells[0]}
-    if "private" not in mean or len(mean) < 2:
+    cells = {(x["method"], place(x), x["sample"]): x["losses"] for x in lines if "losses" in x and x["keep"] == 0.8}
+    above: dict[str, dict[str, list[float]]] = {}
+    for (method, where, sample), losses in cells.items():
+        if method != "private" and (control := cells.get(("private", where, sample))):
+            for text in losses:
+                above.setdefault(method, {}).setdefault(text, []).append(losses[text] - control[text])
+    if not above:
         return []
-    best = min((method for method in mean if method != "private"), key=lambda method: sum(mean[method].values()))
-    ratios = {text: math.exp(mean[best][text] - mean["private"][text]) for text in mean[best]}
+    mean = {method: {text: statistics.fmean(found) for text, found in texts.items()} for method, texts in above.items()}
+    best = min(mean, key=lambda method: sum(mean[method].values()))
+    ratios = {text: math.exp(found) for text, found in mean[best].items()}
     said = ", ".join(f"{ratio - 1:+.1%} on {text}" for text, ratio in ratios.items())
     return [
         {

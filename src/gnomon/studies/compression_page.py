@@ -1,0 +1,46 @@
+"""The tables of docs/results/compression.md, made from the outcomes beside it alone:
+
+    python -m gnomon.studies.compression_page docs/results/outcomes/compression.jsonl
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gnomon import report
+from gnomon.studies import compression_verdict as verdict
+from gnomon.studies.compression_study import lines
+
+
+def text(found: Sequence[verdict.Line]) -> str:
+    """For each family of models what methods cost, then what the claims come to; Markdown."""
+    parts = []
+    for name in verdict.families(found):
+        own = [line for line in found if verdict.family(line) == name]
+        models = ", ".join(dict.fromkeys(line["model"] for line in own))
+        parts += [f"## {name}", f"Models: {models}. Nats a token above the whole model; {_settings(own)}."]
+        parts += [report.markdown(verdict.table(own, name)).rstrip()]
+        if claims := verdict.claims(own):
+            shown = [{key: value for key, value in claim.items() if key != "model"} for claim in claims]
+            parts += [f"### Claims, {name}", report.markdown(shown).rstrip()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _settings(own: Sequence[verdict.Line]) -> str:
+    """Of the tables, and of the parts where those differ."""
+    said = {}
+    for line in own:
+        fitted = "each block fitted to what the smaller ones before it give" if line["sequential"] else "fitted to the whole model's inputs"
+        texts = f"{line['tokens']:,} tokens of each text in rows of {line['length']}, {line['calibration']:,} of calibration, {fitted}"
+        said.setdefault(texts, "methods" if "losses" in line else "parts")
+    return "; ".join(f"{what}: {texts}" for texts, what in said.items())
+
+
+def main(file: str) -> None:
+    print(text(lines(Path(file))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
