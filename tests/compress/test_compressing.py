@@ -50,6 +50,8 @@ for folder in sorted(root.glob("*/made")):
     again = type(model).from_pretrained(folder.parent / "again").eval()  # its class is known by now
     with torch.no_grad():
         assert torch.equal(again(tokens, use_cache=False).logits, logits[folder.parent.name]), folder
+        torch.testing.assert_close(again(tokens).logits, logits[folder.parent.name], rtol=1e-4, atol=1e-4)
+        assert again.generate(tokens[:1, :9], max_new_tokens=3, min_new_tokens=3, do_sample=False).shape == (1, 12), folder
     if not (folder / "modeling_compressed.py").exists():
         continue
     try:

@@ -177,6 +177,10 @@ class Compressed{config}({config}):
 
     model_type = "compressed_{kind}"
 
+    def __init__(self, **values):
+        # Said here, since transformers writes an __init__ of its own for a config without one.
+        super().__init__(**values)
+
 
 class Compressed{model}({model}):
     """A model with some of its linears made of terms."""
