@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from running_cases import FAMILIES, make, write_tokens
 from safetensors.torch import load_file, save_file
 
 from gnomon import cli
-from gnomon.compress import METHODS, compress
+from gnomon.compress import METHODS, compress, folder_check
 from gnomon.compress import compressing as ours
 from gnomon.compress.budget import budget_of
 from gnomon.compress.in_place import visiting
@@ -101,8 +102,9 @@ def made(tmp_path_factory, tokens):
         expected[place.name] = seen["logits"]
     save_file({"tokens": TOKENS_BT}, root / "tokens.safetensors")
     done = subprocess.run(
-        [sys.executable, "-P", "-c", OPEN, str(root)], capture_output=True, text=True, env={"HF_MODULES_CACHE": str(root / "code")}
-    )
+        [sys.executable, "-P", "-c", OPEN, str(root)], capture_output=True, text=True,
+        env=os.environ | {"HF_MODULES_CACHE": str(root / "code"), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return root, results, expected, load_file(root / "logits.safetensors")
 
@@ -154,6 +156,8 @@ def test_a_folder_that_is_another_model_is_found_out(tmp_path, tokens, made, mon
         return plain
 
     monkeypatch.setattr(ours.compressed_folder, "write", wrong)
+    in_this_process = lambda folder, work, tokens_BT: (open_streamed(folder).run(tokens_BT).logits, {})  # noqa: E731
+    monkeypatch.setattr(folder_check, "in_fresh_process", in_this_process)
     with pytest.raises(UserError, match="is not the model that was made"):
         compress(root / "llama-whole", tmp_path / "small", tokens, 0.75, length=48, verify=True)
     assert not (tmp_path / "small").exists()
