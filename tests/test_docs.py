@@ -27,6 +27,7 @@ NOT_RUN = {
     "from gnomon import running": "tests/running runs the same on small models",
     'streamed = running.open_streamed("./some-model")': "tests/running",
     "from gnomon.compress import compress": "tests/compress runs the same on small models",
+    "from gnomon.compress import heal": "tests/compress",
     'model = transformers.AutoModelForCausalLM.from_pretrained("./smaller", trust_remote_code=True)': "tests/compress",
     "from gnomon import studies": "examples/own_study.py is the same with fewer steps, and is run",
     "optimizer = gnomon.ManifoldMuon(gnomon.assign(hf_model, \"hetero\"), lr=0.02)": "examples/hf_trainer.py is all of it, and is run",

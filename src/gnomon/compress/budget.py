@@ -74,8 +74,10 @@ def budget_of(streamed: Streamed, keep: float, gone: Collection[int] = ()) -> Bu
 
 
 def check_share(keep: float) -> None:
-    """Raises:
-    UserError: it is no share.
+    """Whether a share is one.
+
+    Raises:
+        UserError: it is not above 0 and at most 1.
     """
     if not 0 < keep <= 1:
         raise UserError(f"--keep {keep}: a share of the block weights, above 0 and at most 1")

@@ -58,8 +58,8 @@ def heal(
     """Train every weight of a folder that `compress` or `shorten` wrote, in place, by AdamW (arXiv 1711.05101) with a rate that rises
     over a tenth of the steps and falls along a cosine; betas 0.9 and 0.95, no decay, gradients clipped to norm 1.
 
-    The weights are written over by a rename once all steps are done: a kill leaves the folder as it was. It loads code from the folder
-    where there is some, so give no folder but one that was made here.
+    The weights are written over by renames once all steps are done: a kill before that leaves the folder as it was. Where the folder
+    brings code, that is loaded, so give no folder but one that was made here.
 
     Args:
         folder: opened by transformers.

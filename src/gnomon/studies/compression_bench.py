@@ -30,10 +30,16 @@ SIDES = ("", "input", "output")
 
 
 class Bench:
-    """Attributes:
-    setup: the study.
-    streamed: the model.
-    texts: evaluation rows by name.
+    """A model, its evaluation texts and its calibration samples, opened once for all cells.
+
+    Attributes:
+        setup: the study.
+        streamed: the model.
+        texts: evaluation rows by name.
+        samples: stretches of the calibration text.
+
+    Raises:
+        UserError: the model cannot be run, or a text is too short.
     """
 
     def __init__(self, setup: Setup):
