@@ -258,7 +258,7 @@ def compress(
         if verify:
             raise UserError("--verify is for matrices that were replaced; blocks left out are checked always")
         _shorten(model, out, calibrate, keep, by, tokens, seed)
-        return _heal(out, calibrate, heal, seed)
+        return _heal(out, model, calibrate, heal, seed)
 
     from gnomon.compress import auto
     from gnomon.compress import compress as run_compress
@@ -283,15 +283,15 @@ def compress(
     print(f"wrote {made.folder}: {how}")
     if made.difference is not None:
         print(f"Verified: logits of a fresh process differ by {made.difference:.1e} of the largest.")
-    _heal(out, calibrate, heal, seed)
+    _heal(out, model, calibrate, heal, seed)
 
 
-def _heal(folder: Path, text: Path, steps: int, seed: int) -> None:
+def _heal(folder: Path, source: str, text: Path, steps: int, seed: int) -> None:
     if steps == 0:
         return
     from gnomon.compress import heal
 
-    healed = heal(folder, text, steps, seed=seed, progress=True)
+    healed = heal(folder, text, steps, seed=seed, source=source, progress=True)
     losses = f"{healed.loss_before:.4f} -> {healed.loss:.4f} nats/token"
     print(f"healed by {healed.steps:,} steps: {losses} on {healed.rows} rows of the text that were not trained on")
 

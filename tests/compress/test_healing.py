@@ -7,7 +7,7 @@ import pytest
 import torch
 from running_cases import make, write_tokens
 
-from gnomon.compress import compress
+from gnomon.compress import compress, shorten
 from gnomon.compress.healing import HELD_OUT, _apart, heal
 from gnomon.errors import UserError
 
@@ -53,6 +53,21 @@ def test_a_model_that_brings_its_code_is_healed(tmp_path, tokens):
     assert made.loss < made.loss_before - 0.3
     first, second = (model.model.layers[index].mlp.up_proj.terms[0].B for index in (0, 1))
     assert first is second
+
+
+def test_the_source_reads_the_text_where_the_folder_cannot(tmp_path, tokens):
+    """A run of gnomon's keeps its tokenizer in the recipe."""
+    from gnomon.train import preset, replace, train
+
+    recipe = {"steps": 2, "model.width": 32, "model.heads": 2, "model.layers": 2, "model.context": 64, "watch.eval_every": 0}
+    run = tmp_path / "run"
+    train(replace(preset("tiny"), recipe), run)
+    (tmp_path / "t.txt").write_text("The shadow of a gnomon tells the hour. " * 60)
+    shorten(run, tmp_path / "m", tmp_path / "t.txt", 1.0, by="change")
+    with pytest.raises(UserError, match="tokenizer"):
+        heal(tmp_path / "m", tmp_path / "t.txt", 2)
+    made = heal(tmp_path / "m", tmp_path / "t.txt", 10, rate=1e-2, source=run)
+    assert made.loss < made.loss_before
 
 
 def test_rows_that_judge_are_not_trained_on():

@@ -53,6 +53,7 @@ def heal(
     tokens: int = 65536,
     length: int | None = 512,
     seed: int = 0,
+    source: Any = None,
     progress: bool = False,
 ) -> Healed:
     """Train every weight of a folder that `compress` or `shorten` wrote, in place, by AdamW (arXiv 1711.05101) with a rate that rises
@@ -68,6 +69,7 @@ def heal(
         rate: the largest.
         tokens, length: of the text, and of a row of it.
         seed: of the order of rows.
+        source: the model it was made from, whose tokenizer reads the text; None where the folder has one.
         progress: show progress with an ETA on stderr.
 
     Raises:
@@ -76,7 +78,7 @@ def heal(
     folder = Path(folder)
     if steps < 1 or batch < 1:
         raise UserError(f"--heal {steps} with {batch} rows a step: both must be 1 or more")
-    rows = read_rows(open_streamed(folder), text, tokens, length)
+    rows = read_rows(open_streamed(folder if source is None else source), text, tokens, length)
     held_BT, train_BT = _apart(rows.tokens_BT)
     if len(train_BT) < 1:
         raise UserError(f"{rows.text} makes one row of {rows.tokens_BT.shape[1]} tokens; healing needs one to train on and one to judge by")
