@@ -52,7 +52,8 @@ from gnomon.geometry.polar import (
     working_dtype,
 )
 
-# Lower end and tolerance of T's poles: one pole before any refinement, two in each.
+# Lower end and tolerance of T's poles: one before any refinement, two in each. The one, at 0.025 |H|_F, stands well above the
+# 0.002 |H|_F that bfloat16 rounds off H; a pole below that would meet a matrix that is not positive definite.
 ROUGH_ROOTS, FINE_ROOTS = (0.1, 0.45), (0.02, 0.15)
 
 # Polynomials in F below (1 - F)^(1/2), lowest power first. The rough one is the closest of its degree for F <= 0.97^2, at most
