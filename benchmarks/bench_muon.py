@@ -21,7 +21,10 @@ LAYERS, WIDTH = 2, 768
 TARGETS = {"ManifoldMuon hetero": "at most 1.5", "paper's hetero": "at least 10 x hetero"}
 
 
-def matrices() -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
+def matrices(
+    layers: int = LAYERS, width: int = WIDTH, aspect: int = 4
+) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
+    """Attention and MLP matrices of so many layers, with their gradients."""
     generator = torch.Generator().manual_seed(0)
 
     def make(name: str, m: int, n: int) -> tuple[str, nn.Parameter]:
@@ -29,14 +32,14 @@ def matrices() -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Param
         parameter.grad = torch.randn(m, n, generator=generator)
         return name, parameter
 
-    attention = [make(f"{l}.{role}", WIDTH, WIDTH) for l in range(LAYERS) for role in ("query", "key", "value", "output")]
-    mlp = [make(f"{l}.up", 4 * WIDTH, WIDTH) for l in range(LAYERS)]
-    mlp += [make(f"{l}.down", WIDTH, 4 * WIDTH) for l in range(LAYERS)]
+    attention = [make(f"{l}.{role}", width, width) for l in range(layers) for role in ("query", "key", "value", "output")]
+    mlp = [make(f"{l}.up", aspect * width, width) for l in range(layers)]
+    mlp += [make(f"{l}.down", width, aspect * width) for l in range(layers)]
     return attention, mlp
 
 
-def manifold_muon(attention_on, mlp_on, **options) -> ManifoldMuon:
-    attention, mlp = matrices()
+def manifold_muon(attention_on, mlp_on, size: tuple[int, ...] = (), **options) -> ManifoldMuon:
+    attention, mlp = matrices(*size)
     groups = [{"params": attention, "manifold": attention_on}, {"params": mlp, "manifold": mlp_on}]
     optimizer = ManifoldMuon(groups, lr=0.02, check_finite=False, **options)
     for group in optimizer.param_groups:
@@ -44,8 +47,8 @@ def manifold_muon(attention_on, mlp_on, **options) -> ManifoldMuon:
     return optimizer
 
 
-def torch_muon() -> torch.optim.Optimizer:
-    attention, mlp = matrices()
+def torch_muon(size: tuple[int, ...] = ()) -> torch.optim.Optimizer:
+    attention, mlp = matrices(*size)
     return torch.optim.Muon([p for _, p in attention + mlp], lr=0.02)
 
 

@@ -148,7 +148,7 @@ def compare(runs: Positional[tuple[Path, ...]], /, out: Path = Path("runs/report
     """
     check_writable(out)
     report.show([report.summary(run) for run in report.read_runs(runs)], **report.SUMMARY)
-    print(f"wrote {report.run_report(list(runs), out)}")
+    print(f"wrote {report.run_report(list(runs), out, figures=False)}")
 
 
 def report_run(

@@ -296,8 +296,9 @@ def empty(one: Study, folder, fate: str) -> Results:
     """Every run of the study ended like this, all with one loss or none, and left nothing in its folder."""
     value = math.nan if fate == "diverged" else 2.0
     measured: dict[PlannedRun, Outcome] = {}
-    while missing := [j for v in one.variants for j in wanted(one, v, measured) if j not in measured]:
-        measured |= {run: Outcome(fate, value, 1.0, folder / run.folder) for run in missing}
+    for v in sorted(one.variants, key=lambda v: v.like is not None):  # what others build on comes first
+        while missing := [j for j in wanted(one, v, measured) if j not in measured]:
+            measured |= {run: Outcome(fate, value, 1.0, folder / run.folder) for run in missing}
     return Results(one, measured)
 
 
