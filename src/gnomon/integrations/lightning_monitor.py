@@ -29,6 +29,8 @@ class LightningMonitor(Callback):
         log_every, sinks, tell, options: as of `Recorder`.
     """
 
+    recorder: Recorder  # from the start of training on
+
     def __init__(
         self, folder: str | Path | None = None, every: int = 50, *, log_every: int = 10, sinks: Sequence[str] = (), tell: Tell = tell,
         **options: Any,
@@ -36,7 +38,6 @@ class LightningMonitor(Callback):
         super().__init__()
         self.folder, self.every, self.log_every = folder, every, log_every
         self.sinks, self.tell, self.options = sinks, tell, options
-        self.recorder: Recorder | None = None
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """Open the run folder."""

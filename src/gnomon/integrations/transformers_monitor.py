@@ -32,9 +32,10 @@ class TransformersMonitor(TrainerCallback):
         sinks, tell, options: as of `Recorder`.
     """
 
+    recorder: Recorder  # from the start of training on
+
     def __init__(self, folder: str | Path | None = None, every: int = 50, *, sinks: Sequence[str] = (), tell: Tell = tell, **options: Any):
         self.folder, self.every, self.sinks, self.tell, self.options = folder, every, sinks, tell, options
-        self.recorder: Recorder | None = None
         self._step, self._known = 0, dict[str, float]()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:

@@ -55,9 +55,10 @@ def variant(name: str, **changes: Any) -> MLPConfig:
         raise UserError(
             f"variant {name!r} should read Res or NoRes, + an activation, + LN or nothing: e.g. Res+ReLU+LN"
         )
-    settings = dict(residual=residual == "Res", activation=activation.lower(), layer_norm=bool(norm))
+    settings: dict[str, Any] = dict(residual=residual == "Res", activation=activation.lower(), layer_norm=bool(norm))
     # Without a skip path the default init dies out over 16 layers.
-    return MLPConfig(**settings | dict(init="torch" if residual == "Res" else "he") | changes)
+    settings["init"] = "torch" if residual == "Res" else "he"
+    return MLPConfig(**settings | changes)
 
 
 class ResidualMLP(nn.Module):
