@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from gnomon.lazy import lazy
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
+    from gnomon.compress.best_mixture import Mixture as Mixture
+    from gnomon.compress.best_mixture import auto as auto
     from gnomon.compress.block_choice import BY as BY
     from gnomon.compress.compressing import Compressed as Compressed
     from gnomon.compress.compressing import compress as compress
