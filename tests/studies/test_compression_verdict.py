@@ -77,6 +77,16 @@ def test_the_axis_rule(input_, word):
     assert claim(lines, "value: a basis of its own costs less than a shared output")["verdict"] == "holds"
 
 
+def test_the_axis_rule_over_all_models():
+    lines = [
+        line("roles", 0.5, model=f"{name}, seed {seed}", roles={"up": {s: losses(1 + 0.001 * seed + add, 9.0) for s, add in
+             (("own", 0.2), ("input", 0.001 * seed), ("output", 0.1))}})
+        for name in ("m", "n") for seed in range(3)
+    ]  # fmt: skip
+    pooled = [found for found in verdict.claims(lines) if found["model"] == verdict.ALL]
+    assert len(pooled) == 2 and all("6 cells" in found["found"] and found["verdict"] == "holds" for found in pooled)
+
+
 def test_what_predicts_blocks():
     worth = [0.5, 0.1, 0.4, 0.3, 0.2, 0.6, 0.7, 0.8]
     blocks = {

@@ -25,6 +25,9 @@ def text(found: Sequence[verdict.Line]) -> str:
         if claims := verdict.claims(own):
             shown = [{key: value for key, value in claim.items() if key != "model"} for claim in claims]
             parts += [f"### Claims, {name}", report.markdown(shown).rstrip()]
+    if pooled := [claim for claim in verdict.claims(found) if claim["model"] == verdict.ALL]:
+        shown = [{key: value for key, value in claim.items() if key != "model"} for claim in pooled]
+        parts += ["## All models: the axis rule", report.markdown(shown).rstrip()]
     return "\n\n".join(parts) + "\n"
 
 

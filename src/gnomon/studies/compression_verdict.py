@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from gnomon.studies.verdict import LEVEL, Verdict, compare, t_quantile
 
 Line = Mapping[str, Any]
+ALL = "all models"
 BY_ROLE = {role: "input" for role in ("query", "key", "gate", "up")} | {role: "output" for role in ("output", "down")}
 """The side on which a role should share (arXiv 2605.04971)."""
 OTHER = {"input": "output", "output": "input"}
@@ -83,9 +84,10 @@ def spelled(differences: Sequence[float]) -> str:
 
 
 def claims(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """Every claim about every family that the lines can judge."""
+    """Every claim about every family that the lines can judge; of several, the axis rule over all models as well."""
     own = {name: [line for line in lines if family(line) == name] for name in families(lines)}
-    return [{"model": name, **found} for name, some in own.items() for judge in _JUDGES for found in judge(some)]
+    rows = [{"model": name, **found} for name, some in own.items() for judge in _JUDGES for found in judge(some)]
+    return rows + ([{"model": ALL, **found} for found in _roles(lines)] if len(own) > 1 else [])
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> Correlation:
