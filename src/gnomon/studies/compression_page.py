@@ -34,7 +34,7 @@ def text(found: Sequence[verdict.Line]) -> str:
 def _settings(own: Sequence[verdict.Line]) -> str:
     """Of the tables, and of the parts where those differ."""
     said = {}
-    for line in own:
+    for line in [line for line in own if line["method"] != "whole"]:
         fitted = "each block fitted to what the smaller ones before it give" if line["sequential"] else "fitted to the whole model's inputs"
         texts = f"{line['tokens']:,} tokens of each text in rows of {line['length']}, {line['calibration']:,} of calibration, {fitted}"
         said.setdefault(texts, "methods" if "losses" in line else "parts")
