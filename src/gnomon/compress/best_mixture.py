@@ -141,7 +141,7 @@ def auto(
     check_calibration(streamed, rows)
     with Progress("searching", len(DEPTH) * len(WITHIN), "mixtures") as bar:
         tried = search(streamed, rows, keep, bar.advance if progress else lambda *_: None)
-    settings = dict(tokens=tokens, length=length, progress=progress)
+    settings: dict[str, Any] = dict(tokens=tokens, length=length, progress=progress)
     short = out.with_name(f".{out.name}.short")
     for mixture in tried:
         method = mixture.method or WITHIN[0]

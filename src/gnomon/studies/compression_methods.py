@@ -69,10 +69,10 @@ def size(streamed: Streamed, made: Made) -> tuple[int, int]:
     for one in (one for linears in made.made.values() for one in linears.values()):
         for term in one.terms:
             for side, tensor in term.stored.items():
-                if (known := term.shared.get(side)) not in seen:
+                if (known := term.shared.get(side, "")) not in seen:
                     weights += tensor.numel()
                     nbytes += WEIGHT * tensor.numel() if made.form is None else rounded(tensor, made.form).nbytes
-                    seen |= {known} - {None}
+                    seen |= {known} - {""}
     return weights, nbytes
 
 
