@@ -356,26 +356,22 @@ def test_inverse_square_root_in_float32_and_in_batches(method, n):
 
 @roots
 @pytest.mark.parametrize("n", [1, 24, 131])
-@pytest.mark.parametrize("lower, tolerance", [(0.1, 0.45), (0.02, 0.15), (1e-2, 1e-3)])
+@pytest.mark.parametrize("lower, tolerance", [(5e-3, 0.05), (1e-2, 1e-3)])
 @pytest.mark.parametrize("dtype", [F64, F32], ids=str)
-def test_both_roots_are_close_above_the_lower_end_and_less_below(method, n, lower, tolerance, dtype):
+def test_square_root_is_a_close_upper_estimate(method, n, lower, tolerance, dtype):
     H, V, s, edge = gram_matrix(n, lower, least=1e-3)
-    T, R = (V.mT @ root.double() @ V for root in P.roots(H.to(dtype), lower, tolerance, method=method))
-    noise, above = (1e-9 if dtype == F64 else 1e-4), s > edge
-    for root, exact_root in ((T, s), (R, 1 / s)):
-        assert torch.linalg.eigvalsh((root + root.mT) / 2).min() > -noise
-        share = root.diagonal() / exact_root
-        assert (share[above] - 1).abs().max() < tolerance + noise if above.any() else True
-        assert share.max() < 1 + tolerance + noise
-        assert size(root - torch.diag(root.diagonal())) < 1e-7 * size(root) if dtype == F64 else True
+    T = P.sqrt(H.to(dtype), lower, tolerance, method=method).double()
+    noise = 1e-9 if dtype == F64 else 0.5 * edge
+    assert torch.linalg.eigvalsh(T - (V * s) @ V.mT).min() > -noise
+    excess = (V.mT @ T @ V).diagonal() - s
+    assert (excess < s * tolerance / (1 - tolerance) + edge + noise).all()
 
 
 @roots
 def test_roots_leave_their_input_and_carry_nan(method):
     H, *_ = gram_matrix(8, 1e-2)
     before = H.clone()
-    both = lambda X, method: torch.cat(P.roots(X, 0.02, 0.15, method=method), -1)  # noqa: E731
-    for root in (P.inverse_sqrt, both):
+    for root in (P.inverse_sqrt, P.sqrt):
         assert torch.equal(root(H, method=method), root(H, method=method)) and torch.equal(H, before)
         bad = torch.stack([H, H])
         bad[0, 2, 3] = bad[0, 3, 2] = math.nan

@@ -144,23 +144,14 @@ def inverse_sqrt(
     return P * scale.rsqrt()
 
 
-def roots(H_NN: Tensor, lower: float, tolerance: float, *, method: str | None = None) -> tuple[Tensor, Tensor]:
-    """H^(1/2) and H^(-1/2) from one set of poles: eigenvalues within `tolerance` of the roots' for singular values of X above
-    `lower` times |H|_F^(1/2); smaller ones give less than either root, so both are bounded. Same methods as `inverse_sqrt`."""
-    method = check_name("roots", method or _best(H_NN), ("zolotarev", "newton-schulz"))
+def sqrt(H_NN: Tensor, lower: float = 5e-3, tolerance: float = 0.05, *, method: str | None = None) -> Tensor:
+    """An upper estimate of H^(1/2): at most tolerance / (1 - tolerance) relative plus `lower` |H|_F^(1/2) above it (0 gives
+    lower I); same methods."""
+    method = check_name("square root", method or _best(H_NN), ("zolotarev", "newton-schulz"))
     H, scale = _bounded(H_NN, None)
-    if method == "zolotarev":
-        rational, terms, floor = zolotarev(lower, tolerance)
-        T, P = H.clone(), 0 * H  # carries NaN, as in `_zolotarev`
-        for weight, shift in terms:  # H (H + c)^-1 = 1 - c (H + c)^-1 saves the product
-            inverse = _shifted_inverse(H, shift)
-            T, P = T.sub_(inverse, alpha=weight * shift), P.add_(inverse, alpha=weight)
-        rational *= 2 / (1 + floor)  # [floor, 1] about its middle
-        T, P = add_identity(T, sum(weight for weight, _ in terms)).mul_(rational), add_identity(P, 1.0).mul_(rational)
-    else:
-        P = _newton_schulz(H, lower, tolerance) * (1 + tolerance / 2)
-        T = H @ P
-    return T * scale.sqrt(), P * scale.rsqrt()
+    rational = method == "zolotarev"
+    T = _zolotarev_sqrt(H, lower, tolerance) if rational else H @ _newton_schulz(H, lower, tolerance)
+    return add_identity(T / (1 - tolerance), lower) * scale.sqrt()
 
 
 def spectral_norm(X_MN: Tensor, steps: int = 6) -> Tensor:
@@ -296,6 +287,15 @@ def _zolotarev(H_NN: Tensor, lower: float, tolerance: float) -> Tensor:
     for weight, shift in terms:
         P = P.add_(_shifted_inverse(H_NN, shift), alpha=scale * weight)
     return add_identity(P, scale)
+
+
+def _zolotarev_sqrt(H_NN: Tensor, lower: float, tolerance: float) -> Tensor:
+    """H times `_zolotarev`; H (H + c)^-1 = 1 - c (H + c)^-1 saves the product."""
+    scale, terms, _ = zolotarev(lower, tolerance)
+    T = scale * H_NN
+    for weight, shift in terms:
+        T = T.sub_(_shifted_inverse(H_NN, shift), alpha=scale * weight * shift)
+    return add_identity(T, scale * sum(weight for weight, _ in terms))
 
 
 def _shifted_inverse(H_NN: Tensor, shift: float) -> Tensor:

@@ -14,16 +14,15 @@ couples K and B. Let N be the projection of Q^T G. Then everything happens in C 
 
 1. K. At the optimum the dual matrix Z = Q (N + E) + G', with E normal to the span tangents, has a modulus
    T = (Z^T Z)^(1/2), and A = Z T^-1, so K T = N + E. For any fixed T this is the positive definite linear system
-   project(K T) = N, solved by two conjugate gradients that T^-1 preconditions. Its solution minimises the majoriser
+   project(K T) = N, solved by conjugate gradients at one product an iteration. Its solution minimises the majoriser
    |Z|_* <= (tr T + tr Z T^-1 Z^T) / 2 over E, so alternating T <- (Z^T Z)^(1/2) and K lowers the dual bound every time
    (iteratively reweighted least squares; Su's fixed point, kexue.fm 11221, without its singular value decomposition).
 2. B. Given K, every B with B^T S B <= 1 - K^T K is feasible, and S^(-1/2) (1 - K^T K)^(1/2) is within second order of
    the best. What a rough K leaves unused, B takes up: the loss is second order in the error of K as well.
 
-So A is tangent and in the unit ball however rough T is. T and T^-1 come from the same poles of H = Z^T Z (`polar.roots`):
-`steps` = 0 spends one pole on E = 0, `steps` = k alternates k times more at two poles each. Gradients of training have
-singular values that fall by a hundred, and there this is what counts. Measured cost and alignment: docs/log.md and
-`benchmarks/bench_steepest.py`.
+So A is tangent and in the unit ball however rough T is. `steps` = 0 takes T = (H + a) / (2 sqrt a) >= H^(1/2), with
+H = N^T N + S and a = tr H / C, from the arithmetic-geometric mean inequality; `steps` = k alternates k times, one C x C
+square root each. Measured cost and alignment: docs and `benchmarks/bench_steepest.py`.
 """
 
 from __future__ import annotations
@@ -40,26 +39,23 @@ from gnomon.geometry.manifolds import DGram, Manifold, Oblique, Stiefel
 from gnomon.geometry.polar import (
     accumulate_,
     add_identity,
+    diagonal_mean,
     gram,
     inverse_sqrt,
     multiply,
     nonzero,
     polar,
     polar_restarted,
-    roots,
     spectral_norm,
+    sqrt,
     unit,
     working_dtype,
 )
 
-# Lower end and tolerance of T's poles: one before any refinement, two in each. The one, at 0.025 |H|_F, stands well above the
-# 0.002 |H|_F that bfloat16 rounds off H; a pole below that would meet a matrix that is not positive definite.
-ROUGH_ROOTS, FINE_ROOTS = (0.1, 0.45), (0.02, 0.15)
-
-# Polynomials in F below (1 - F)^(1/2), lowest power first. The rough one is the closest of its degree for F <= 0.97^2, at most
-# 0.0061 below (a linear programme); the fine one, (1 - F) times eight terms of the series of (1 - F)^(-1/2), holds up to 1.
-ROUGH_ROOT = (0.9939, -0.3746, -0.9289, 1.6093, -1.1694)
-_SERIES = [0.0, *(math.comb(2 * k, k) / 4**k for k in range(8)), 0.0]
+# Polynomials in F below (1 - F)^(1/2), lowest power first. The rough one holds for F <= 0.8 and loses at most 2% of it up
+# to 0.5; the fine one, (1 - F) times seven terms of the series of (1 - F)^(-1/2), holds up to 1.
+ROUGH_ROOT = (1.0, -0.5, -0.24)
+_SERIES = [0.0, *(math.comb(2 * k, k) / 4**k for k in range(7)), 0.0]
 FINE_ROOT = tuple(after - before for before, after in zip(_SERIES[:-2], _SERIES[1:-1])) + (-_SERIES[-2],)
 
 
@@ -114,8 +110,9 @@ def direction(
         manifold:
             Stiefel, square: closed form W msign(skew(W^T G)), within 1e-3 of the optimum, |A|_2 within 6e-3 of 1; `steps`
                 is not used.
-            Stiefel and DGram with L > C: the module docstring. The less complement there is, the more a refinement is worth.
-            DGram, square: no complement at all; K is flattened. The hardest case: 0.88-0.95 of a bound that is 2 % too high.
+            Stiefel and DGram with L > C: the module docstring. For L < 2 C there is little complement to make up for a
+                rough K, and one refinement is always made.
+            DGram, square: no complement at all; K is refined, then flattened. The hardest case: 0.88-0.95.
             Oblique: msign of the projected gradient and dual ascent on one multiplier a column.
             Euclidean, Sphere, SpectralBall, SpectralSphere: msign(G), exactly `torch.optim.Muon`'s, tangent or not.
             With `paper=True`: `paper_direction`, and none of the options below is read.
@@ -180,7 +177,7 @@ class SpanTangents:
     mirror: Tensor
 
     def project(self, K_CC: Tensor) -> Tensor:
-        return torch.addcmul(self.own * K_CC, self.mirror, K_CC.mT, value=-1)
+        return self.own * K_CC - self.mirror * K_CC.mT
 
     def normal(self, K_CC: Tensor) -> Tensor:
         return K_CC - self.project(K_CC)
@@ -200,11 +197,12 @@ def _gram_constrained(W_MN: Tensor, G_LC: Tensor, manifold: Manifold, steps: int
     quick = _quick(Q_LC)
     noise = _noise(G_LC)
     span, N_CC, S_CC, G_LC = _in_frame(Q_LC, d_1C, G_LC, manifold)
+    steps = steps if rows >= 2 * columns else max(steps, 1)
     K_CC, _ = _span_part(N_CC, S_CC, span, noise, steps, quick)
     if rows == columns:
         return multiply(Q_LC, _flatten(K_CC, span, quick))
     if steps == 0:
-        K_CC = _within(K_CC, 0.97, 8)
+        K_CC = _within(K_CC, 0.894, 6)
         B_CC = inverse_sqrt(S_CC, noise=noise) @ _root_complement(K_CC, ROUGH_ROOT, quick)
     else:  # a refined K deserves a complement as exact as it is
         K_CC = _within(K_CC, 1.0, 16)
@@ -231,40 +229,43 @@ def _span_part(
     N_CC: Tensor, S_CC: Tensor, span: SpanTangents, noise: Tensor, steps: int, quick: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
     """K_CC of step 1, and E_CC as far as it was refined."""
-    floor = noise / N_CC.size(-1)
-    H_CC = multiply(N_CC.mT, N_CC, quick) + S_CC
-    K_CC, E_CC = None, torch.zeros_like(N_CC)
-    for step in range(steps + 1):
-        T_CC, P_CC = roots(add_identity(H_CC, floor), *(ROUGH_ROOTS if step == 0 else FINE_ROOTS))
-        K_CC = _solve(N_CC, T_CC, P_CC, span, quick, K_CC)
-        if step < steps:
-            E_CC = span.normal(K_CC @ T_CC)
-            H_CC = gram(N_CC + E_CC) + S_CC
+    E_CC = torch.zeros_like(N_CC)
+    if steps == 0:
+        H_CC = multiply(N_CC.mT, N_CC, quick) + S_CC
+        root = nonzero(torch.maximum(diagonal_mean(H_CC), noise / N_CC.size(-1)).sqrt())
+        return _solve(N_CC, add_identity(H_CC / (2 * root), root / 2), span, 2, quick), E_CC
+    K_CC, best_T, best = None, None, None
+    for _ in range(steps):
+        T_CC = sqrt(gram(N_CC + E_CC) + S_CC)
+        value = diagonal_mean(T_CC)
+        if best is not None:  # the dual bound falls for exact solves; inexact ones may undo a refinement
+            T_CC = torch.where(value < best, T_CC, best_T)
+            value = torch.minimum(value, best)
+        best_T, best = T_CC, value
+        K_CC = _solve(N_CC, T_CC, span, 4, quick, K_CC)
+        E_CC = span.normal(K_CC @ T_CC)
     return K_CC, E_CC
 
 
 def _solve(
-    N_CC: Tensor, T_CC: Tensor, P_CC: Tensor, span: SpanTangents, quick: torch.dtype | None, start: Tensor | None
+    N_CC: Tensor,
+    T_CC: Tensor,
+    span: SpanTangents,
+    iterations: int,
+    quick: torch.dtype | None,
+    start: Tensor | None = None,
 ) -> Tensor:
-    """K_CC with project(K T) = N by two conjugate gradients, from `start` or 0; every iterate is a span tangent.
-
-    Preconditioned by R -> project(R P), P near T^-1: where K T + T K is what is inverted (Stiefel), the eigenvalues
-    (t_i + t_j) / 2 become (t_i + t_j)^2 / (4 t_i t_j), and from 0 the first direction is the tangent part of the polar factor.
-    """
+    """K_CC with project(K T) = N by conjugate gradients, from `start` or 0; every iterate is a span tangent."""
     K_CC = torch.zeros_like(N_CC) if start is None else start
     rest = N_CC if start is None else N_CC - span.project(multiply(start, T_CC, quick))
-    better = span.project(multiply(rest, P_CC, quick))
-    search, size = better, _dot(rest, better)
-    for last in (False, True):
+    search, size = rest, _dot(rest, rest)
+    for _ in range(iterations):
         image = span.project(multiply(search, T_CC, quick))
         step = size / nonzero(_dot(search, image))
-        K_CC = torch.addcmul(K_CC, step, search)
-        if last:
-            return K_CC
-        rest = torch.addcmul(rest, step, image, value=-1)
-        better = span.project(multiply(rest, P_CC, quick))
-        smaller = _dot(rest, better)
-        search = torch.addcmul(better, smaller / nonzero(size), search)
+        K_CC = K_CC + step * search
+        rest = rest - step * image
+        smaller = _dot(rest, rest)
+        search = rest + smaller / nonzero(size) * search
         size = smaller
     return K_CC
 
@@ -275,14 +276,11 @@ def _within(K_CC: Tensor, bound: float, steps: int) -> Tensor:
 
 
 def _root_complement(K_CC: Tensor, polynomial: tuple[float, ...], quick: torch.dtype | None) -> Tensor:
-    """R_CC = p(F) with R^2 <= 1 - F, F = K^T K, by Horner's rule in F^2, which halves the products; p has even degree."""
+    """R_CC = p(F) with R^2 <= 1 - F, F = K^T K."""
     F_CC = multiply(K_CC.mT, K_CC, quick)
-    square_CC = multiply(F_CC, F_CC, quick)
-    top, *rest = reversed(polynomial)
-    R_CC = top * square_CC
-    for index in range(0, len(rest), 2):
-        R_CC = multiply(R_CC, square_CC, quick) if index else R_CC
-        R_CC = add_identity(R_CC.add_(F_CC, alpha=rest[index]), rest[index + 1])
+    R_CC = add_identity(F_CC * polynomial[-1], polynomial[-2])
+    for coefficient in reversed(polynomial[:-2]):
+        R_CC = add_identity(multiply(F_CC, R_CC, quick), coefficient)
     return R_CC
 
 
