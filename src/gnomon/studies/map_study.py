@@ -46,6 +46,7 @@ CONTESTANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Pre-LN + dgram": ("pre-norm", "dgram", {}),
     "Pre-LN + Sphere": ("pre-norm", "sphere", {}),
     "clamped sphere by block + Sphere": ("proj-spheret", "sphere", BY_BLOCK),
+    "GeoNorm + Sphere": ("geonorm", "sphere", {}),
 }
 """Residual, assignment, and what the contestant changes besides."""
 
