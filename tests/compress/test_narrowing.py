@@ -55,6 +55,16 @@ def test_refit_bears_dead_and_doubled_channels():
     torch.testing.assert_close(z_TN @ W.double().T, z_TN @ W_MN.double().T, rtol=1e-4, atol=1e-4)
 
 
+def test_refit_bears_moments_that_rounding_made_indefinite():
+    z_TN, W_MN = channels(300, 12, rank=5), random(4, 12)
+    noise_NN = random(12, 12, seed=3)
+    S_NN = moment(z_TN) + 1e-6 * (noise_NN + noise_NN.T)
+    P_KN = chosen(torch.arange(8), 12)
+    assert torch.linalg.eigvalsh(S_NN).min() < -1e-7
+    W_MK = refit(W_MN, S_NN, P_KN)
+    torch.testing.assert_close(z_TN @ P_KN.T @ W_MK.T, z_TN @ W_MN.T, rtol=1e-3, atol=1e-3)
+
+
 def test_leverage_is_numpys():
     S_NN = moment(channels(200, 10))
     values = np.linalg.eigvalsh(S_NN.numpy())

@@ -50,10 +50,14 @@ def refit(W_MN: Tensor, moment_NN: Tensor, P_KN: Tensor) -> Tensor:
     SP_NK = S_NN @ P_KN.T
     kept_KK = P_KN @ SP_NK
     # Relative to each kept channel, so that a scale of its own does no harm.
-    size_K = kept_KK.diagonal().clamp_min(0)
-    ridge_K = _RIDGE * torch.where(size_K > 0, size_K, 1.0)
-    factor_KK = torch.linalg.cholesky(kept_KK + ridge_K.diag())
-    return torch.cholesky_solve((W_MN.double() @ SP_NK).T, factor_KK).T.to(W_MN.dtype)
+    size_K = kept_KK.diagonal()
+    scale_K = torch.where(size_K > 0, size_K, 1.0).rsqrt()
+    values_K, vectors_KK = torch.linalg.eigh(scale_K[:, None] * (kept_KK + kept_KK.T) / 2 * scale_K)
+    # No moment is negative, so the most negative eigenvalue tells how far rounding goes, and below that nothing is known. In
+    # SmolLM2's value heads it went beyond the ridge.
+    known_K = values_K > torch.maximum(-2 * values_K[0], torch.full_like(values_K[0], _RIDGE))
+    solved_KK = (vectors_KK * torch.where(known_K, 1 / values_K, 0.0)) @ vectors_KK.T
+    return ((W_MN.double() @ SP_NK * scale_K) @ solved_KK * scale_K).to(W_MN.dtype)
 
 
 def value_directions(moment_CC: Tensor, W_HMC: Tensor, count: int) -> Tensor:
