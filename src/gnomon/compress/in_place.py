@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from gnomon.compress.replacements import Replacement
-from gnomon.running.block_worth import loss_of
+from gnomon.running.block_worth import loss_through
 from gnomon.running.streamed import Block, Streamed, Visit
 from gnomon.running.token_rows import Rows
 
@@ -48,12 +48,4 @@ def loss_with(
 ) -> float:
     """Loss, nats a token, of the first 4,096 tokens with these replacements, and without the blocks that are `gone`."""
     some = replace(rows, tokens_BT=rows.tokens_BT[: max(1, 4096 // rows.tokens_BT.shape[1])])
-    last: list[Tensor] = []
-    run = visiting(streamed, load)
-
-    def visit(index: int, h_BTD: Tensor, block: Block) -> Tensor:
-        last[:] = [h_BTD if index in gone else run(index, h_BTD, block)]
-        return last[0]
-
-    streamed.run(some.tokens_BT, visit, **streamed.without_logits)
-    return loss_of(streamed, some, last[0])
+    return loss_through(streamed, some, visiting(streamed, load), gone)

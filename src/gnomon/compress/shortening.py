@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gnomon.compress.block_choice import BY
 from gnomon.compress.budget import open_whole
@@ -16,8 +15,8 @@ from gnomon.compress.shorter_folder import write
 from gnomon.errors import UserError, check_name
 from gnomon.files import atomic_folder
 from gnomon.progress import Progress
-from gnomon.running.block_worth import loss_of
-from gnomon.running.streamed import Block, Streamed, open_streamed
+from gnomon.running.block_worth import loss_through
+from gnomon.running.streamed import Streamed, open_streamed
 from gnomon.running.token_rows import Rows, read_rows
 
 
@@ -106,15 +105,8 @@ def shorten(
     return Shortened(out, tuple(removed), left, sum(sizes[index] for index in kept), sum(sizes), after, before)
 
 
-def _loss(streamed: Streamed, rows: Rows, gone: Any = ()) -> float:
-    last: list[Tensor] = []
-
-    def visit(index: int, h_BTD: Tensor, block: Block) -> Tensor:
-        last[:] = [h_BTD if index in gone else block(h_BTD)]
-        return last[0]
-
-    streamed.run(rows.tokens_BT, visit, **streamed.without_logits)
-    return loss_of(streamed, rows, last[0])
+def _loss(streamed: Streamed, rows: Rows, gone: Collection[int] = ()) -> float:
+    return loss_through(streamed, rows, lambda index, h_BTD, block: block(h_BTD), gone)
 
 
 @torch.no_grad()

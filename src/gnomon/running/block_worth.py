@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnomon.running.streamed import Block, Streamed
+from gnomon.running.streamed import Block, Streamed, Visit
 from gnomon.running.token_rows import Rows
 
 
@@ -28,6 +28,18 @@ def loss_of(streamed: Streamed, rows: Rows, h_BTD: Tensor) -> float:
         for some_T, some_TV in zip(next_T.split(256), logits_1TV[0, :-1].split(256)):
             total += float(F.cross_entropy(some_TV.float(), some_T, reduction="sum"))
     return total / int((next_BT >= 0).sum())
+
+
+def loss_through(streamed: Streamed, rows: Rows, visit: Visit, gone: Collection[int] = ()) -> float:
+    """Loss, nats a token, with `visit` at each block, and past the blocks that are `gone`."""
+    last: list[Tensor] = []
+
+    def keeping(index: int, h_BTD: Tensor, block: Block) -> Tensor:
+        last[:] = [h_BTD if index in gone else visit(index, h_BTD, block)]
+        return last[0]
+
+    streamed.run(rows.tokens_BT, keeping, **streamed.without_logits)
+    return loss_of(streamed, rows, last[0])
 
 
 @torch.no_grad()
