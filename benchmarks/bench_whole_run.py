@@ -2,9 +2,9 @@
 
 Both have the same batches, schedule, validation windows and sizes; the plain one is Pre-LN with RMSNorm and RoPE, starts from the
 weights gnomon's own Pre-LN starts from (and is checked to be the same function), and has the rate that `gnomon study manifolds` tuned
-for Pre-LN and Muon. Told are the seconds of training until the validation loss is at most `LOSS`, found by a line between two looks at
-it; seconds of evaluation are not counted for the plain one and, with probes, checkpoints and records, all are for gnomon. The floor is
-the time that the FLOPs of those steps would take at the rate of a large fp32 product on this machine.
+for Pre-LN and Muon. Told are the seconds until the validation loss is at most `LOSS`, found by a line between two looks at it; both
+count these looks, gnomon its probes, checkpoints and records besides. The floor is the time that the FLOPs of those steps would take at
+the rate of a large fp32 product on this machine.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PlainGPT(nn.Module):
 
 
 def plain_run(recipe: Recipe) -> list[tuple[float, int, float]]:
-    """(seconds of training, step, validation loss), as a script without gnomon would train it."""
+    """(seconds, step, validation loss), as a script without gnomon would train it."""
     tokens, val_tokens = open_data(recipe)
     T, c, o = recipe.model.context, recipe.model, recipe.optim
     val = [torch.from_numpy(part) for part in data.slices(val_tokens, context=T, count=recipe.watch.eval_tokens // T)]
@@ -100,9 +100,8 @@ def plain_run(recipe: Recipe) -> list[tuple[float, int, float]]:
     groups = [{"params": [model.embed.weight]}, {"params": vectors, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=o.adamw_lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay, fused=True)
     groups = [(group, group["lr"]) for optimizer in (muon, adamw) for group in optimizer.param_groups]
-    seconds, seen = 0.0, []
+    start, seen = time.perf_counter(), []
     for step in range(1, recipe.steps + 1):
-        start = time.perf_counter()
         batch = data.batch(tokens, seed=recipe.seed, step=step - 1, batch=recipe.data.batch, context=T)
         for group, peak in groups:
             group["lr"] = peak * schedule.ratio(recipe.schedule, step - 1, recipe.steps)
@@ -111,11 +110,11 @@ def plain_run(recipe: Recipe) -> list[tuple[float, int, float]]:
         nn.utils.clip_grad_norm_(model.parameters(), o.clip)
         muon.step()
         adamw.step()
-        seconds += time.perf_counter() - start
         if step % EVERY == 0 or step == recipe.steps:
             with torch.no_grad():
                 parts = [model.loss(x, y).item() * len(x) for x, y in zip(*(part.split(recipe.data.batch) for part in val))]
-            seen.append((seconds, step, sum(parts) / len(val[0])))
+            loss = sum(parts) / len(val[0])
+            seen.append((time.perf_counter() - start, step, loss))
     return seen
 
 
