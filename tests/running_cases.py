@@ -45,3 +45,16 @@ def write_tokens(path, ids):
     with TokenWriter(path, tokenizer("byte")) as writer:
         writer.append(ids)
     return path
+
+
+def write_word_tokenizer(folder, words=100, before=False):
+    """w0, w1, … and, if asked for, 101 before every text."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    inner = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)} | {"?": words, "[C]": words + 1}, "?"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    if before:
+        inner.post_processor = processors.TemplateProcessing(single="[C] $A", special_tokens=[("[C]", words + 1)])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?").save_pretrained(folder)
+    return folder

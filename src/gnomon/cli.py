@@ -556,7 +556,8 @@ def _study_compression(
         return
     lines = compression_study.run(setup, file)
     for family in compression_verdict.families(lines):
-        report.show(compression_verdict.table(lines, family), title=f"{family}: nats a token above the whole model")
+        for title, rows in compression_verdict.tables(lines, family).items():
+            report.show(rows, title=f"{family}: {title}")
     report.show(compression_verdict.claims(lines))
     print(f"wrote {file}")
 

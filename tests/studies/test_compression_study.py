@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from running_cases import make, write_tokens
+from running_cases import make, write_tokens, write_word_tokenizer
 
 from gnomon import cli, studies
 from gnomon.errors import UserError
@@ -22,6 +23,9 @@ KEEP = 0.7
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     make("llama").save_pretrained(folder / "llama")
+    write_word_tokenizer(folder / "llama")
+    passages = ["w1 w2 w3", "w7 w5", "w9 w9 w9 w9 w9"]
+    (folder / "lambada.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
     for name in ("calibration", "a", "b"):
         write_tokens(folder / f"{name}.bin", np.random.default_rng(len(name)).integers(3, 128, 1200))
     return folder
@@ -37,6 +41,15 @@ def asked(place, *methods, **more):
 def found(place):
     """All methods and parts."""
     return compression_study.run(asked(place, sequential=False), place / "o.jsonl")
+
+
+@pytest.fixture(scope="module")
+def with_last_words(found, place):
+    """Some of them asked for LAMBADA, with a file that has their losses."""
+    shutil.copy(place / "o.jsonl", place / "l.jsonl")
+    wanted = asked(place, "private", lambada=place / "lambada.jsonl", items=3, sequential=False)
+    assert {tuple(cell["what"]) for cell in compression_study.left(wanted, place / "l.jsonl")} == {("lambada",)}
+    return compression_study.run(wanted, place / "l.jsonl")
 
 
 def test_every_cell_is_there_once(found, place):
@@ -72,6 +85,21 @@ def test_losses_are_of_the_model_in_transformers(found, place):
     assert whole["losses"]["a"] == pytest.approx(expected, abs=1e-4)
     rounded = next(line for line in found if line["method"] == "int8")
     assert rounded["losses"]["a"] == pytest.approx(expected, abs=0.02)
+
+
+def test_last_words_are_those_of_the_model_in_transformers(with_last_words, found, place):
+    """And are added to what is on file, which is not measured again."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(place / "llama").eval()
+    with torch.no_grad():
+        rows = [model(torch.tensor([row])).logits[0, -1].log_softmax(-1) for row in ([1, 2], [7], [9] * 4)]
+    whole, *private = [line for line in with_last_words if "lambada" in line]
+    assert whole["lambada"]["nats"] == pytest.approx(-(rows[0][3] + rows[1][5] + rows[2][9]).item() / 3, abs=1e-4)
+    assert [(line["method"], line["sample"]) for line in private] == [("private", 0), ("private", 1)]
+    assert private[0]["lambada"]["nats"] != whole["lambada"]["nats"]
+    before = {compression_study.cell_of(line): line for line in found}
+    assert all(line["losses"] == before[compression_study.cell_of(line)]["losses"] for line in private)
 
 
 def test_parts_hold_what_the_verdict_reads(found):
@@ -117,6 +145,8 @@ def test_mistakes_are_told(place):
         asked(place, text="x")
     with pytest.raises(UserError, match="Did you mean 'private'"):
         asked(place, "privat")
+    with pytest.raises(UserError, match="no file"):
+        asked(place, lambada="not-there.jsonl")
     with pytest.raises(UserError, match="whole numbers"):
         asked(place, tokens="many")
     write_tokens(place / "again" / "a.bin", np.arange(3, 128))
@@ -132,7 +162,7 @@ def test_the_command(place, capsys, tmp_path):
     assert cli.main(["study", "compression", *map(str, arguments), "--dry-run", "--set", *changes]) in (0, None)
     assert "whole" in capsys.readouterr().out and not (tmp_path / "o.jsonl").exists()
     assert cli.main(["study", "compression", *map(str, arguments), "--set", *changes]) in (0, None)
-    assert "nats a token above the whole model" in capsys.readouterr().out
+    assert "share of the bytes" in capsys.readouterr().out
     assert len(compression_study.lines(tmp_path / "o.jsonl")) == 3
 
 

@@ -41,23 +41,39 @@ def test_what_does_not_vary_has_no_correlation():
 def test_the_table_is_of_differences():
     lines = [line(losses=losses(1.0, 2.0))]
     lines += [line("private", 0.8, sample, losses=losses(1.1 + 0.01 * sample, 2.5)) for sample in range(3)]
-    whole, private = verdict.table(lines, "m")
-    assert whole["a"] == "1.000 nats" and (private["weights"], private["bytes"], private["cells"]) == (0.8, 0.8, 3)
+    lines += [line("private", 0.6, losses=losses(3.0, 4.0))]
+    found = verdict.tables(lines, "m")
     half = stats.t.ppf(0.975, 2) * 0.01 / math.sqrt(3)
-    assert private["a"] == f"+0.1100 ± {half:.4f}" and private["b"] == "+0.5000 ± 0.0000"
+    assert list(found) == ["a", "b", verdict.BYTES]
+    assert found["a"] == [
+        {"method": "whole", "100 %": "1.0000", "80 %": "", "60 %": ""},
+        {"method": "private", "100 %": "", "80 %": f"+0.1100 ± {half:.4f} (3)", "60 %": "+2.0000"},
+    ]
+    assert found[verdict.BYTES][1] == {"method": "private", "100 %": "", "80 %": "0.800", "60 %": "0.600"}
+
+
+def test_the_table_of_last_words():
+    lines = [line(losses=losses(1.0, 2.0), lambada={"items": 9, "accuracy": 0.5, "nats": 2.0}), line("mlp", 0.8, losses=losses(1, 2))]
+    lines += [line("private", 0.8, sample, lambada={"items": 9, "accuracy": 0.25, "nats": 3.5}) for sample in range(2)]
+    found = verdict.tables(lines, "m")
+    assert found[verdict.LAMBADA] == [
+        {"method": "whole", "100 %": "2.0000", "80 %": ""}, {"method": "private", "100 %": "", "80 %": "+1.5000 ± 0.0000 (2)"},
+    ]  # fmt: skip
+    assert [row["80 %"] for row in found[verdict.ACCURACY]] == ["", "25.0 ± 0.0 (2)"]
+    assert [row["method"] for row in found["a"]] == ["whole", "mlp"]
 
 
 def test_models_that_differ_by_their_seed_are_one_family():
     lines = [line(model=f"m, seed {seed}", losses=losses(1.0 + seed, 1.0)) for seed in range(2)]
     lines += [line("private", 0.8, model=f"m, seed {seed}", losses=losses(1.2 + seed, 1.1)) for seed in range(2)]
     assert verdict.families(lines) == ["m"]
-    assert verdict.table(lines, "m")[1]["a"] == "+0.2000 ± 0.0000"
+    assert verdict.tables(lines, "m")["a"][1]["80 %"] == "+0.2000 ± 0.0000 (2)"
 
 
 def test_lines_of_other_settings_are_not_compared():
     lines = [line(losses=losses(1.0, 1.0), tokens=100), line("private", 0.8, losses=losses(1.2, 1.1), tokens=100)]
     lines += [line(losses={"a": 5.0}, tokens=50), line("modules", 0.8, losses={"a": 9.0}, tokens=75)]
-    assert [(row["method"], row["a"]) for row in verdict.table(lines, "m")] == [("whole", "1.000 nats"), ("private", "+0.2000")]
+    assert [(row["method"], row["80 %"]) for row in verdict.tables(lines, "m")["a"]] == [("whole", ""), ("private", "+0.2000")]
     assert not any("modules costs less than private" in found["claim"] for found in verdict.claims(lines))
 
 

@@ -8,6 +8,7 @@ Legend: B rows, T tokens, N scored tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -22,9 +23,27 @@ _BATCH_TOKENS = 1 << 14
 _BATCH_LOGITS = 1 << 27
 
 
+class Scored(Protocol):
+    """What is scored: a `Transformer`, or a model on disk (`gnomon.running.last_words`).
+
+    Attributes:
+        embed: its weight is where the model is.
+        config: says `context` and `vocab_size`.
+    """
+
+    embed: Any
+    config: Any
+
+    def stream(self, tokens_BT: torch.Tensor, /) -> torch.Tensor:
+        """(B, T, D), as the head reads it."""
+
+    def logits(self, h_ND: torch.Tensor, /) -> torch.Tensor:
+        """(N, V) of any tokens of a stream."""
+
+
 @torch.inference_mode()
 def loglikelihoods(
-    model: Transformer, requests: Sequence[tuple[Ids, Ids]], what: str = "scoring"
+    model: Scored, requests: Sequence[tuple[Ids, Ids]], what: str = "scoring", batch_tokens: int = _BATCH_TOKENS
 ) -> list[tuple[float, bool]]:
     """log p(continuation | context) in nats for each (context, continuation), and whether greedy decoding would say it.
 
@@ -34,6 +53,8 @@ def loglikelihoods(
 
     Args:
         requests: token ids; a context has one token at least.
+        what: is told with the progress.
+        batch_tokens: computed at once, padding counted.
 
     Raises:
         UserError: an empty context.
@@ -50,7 +71,7 @@ def loglikelihoods(
     misses_N = torch.zeros(len(requests), dtype=torch.int64)
     inputs = sorted(wanted, key=len, reverse=True)
     with Progress(what, sum(map(len, inputs)), "tok") as progress:
-        for batch in _batches(inputs):
+        for batch in _batches(inputs, batch_tokens):
             x_BT = torch.zeros(len(batch), len(batch[0]), dtype=torch.int64)
             picks: list[tuple[int, int, int, int]] = []  # row, place, target, owner
             for row, ids in enumerate(batch):
@@ -145,11 +166,11 @@ def _complete(
     return said
 
 
-def _batches(inputs: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+def _batches(inputs: list[tuple[int, ...]], tokens: int) -> Iterator[list[tuple[int, ...]]]:
     """Inputs sorted by length, as many at a time as fit when padded to the first."""
     start = 0
     while start < len(inputs):
-        rows = max(1, _BATCH_TOKENS // len(inputs[start]))
+        rows = max(1, tokens // len(inputs[start]))
         yield inputs[start : start + rows]
         start += rows
 

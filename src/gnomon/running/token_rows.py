@@ -54,7 +54,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class _Words:
+class Words:
     """A tokenizer as it is needed here: ids of a text, and what goes around them."""
 
     name: str
@@ -79,13 +79,13 @@ def read_rows(streamed: Streamed, text: str | Path, tokens: int = 4096, length: 
         raise UserError(f"--tokens {tokens}: {SHORTEST} at least, since states and attention are compared along a row")
     length = min(length or LONGEST, streamed.context, tokens)
     if _is_text(text):
-        words = _own_tokenizer(streamed)
+        words = own_tokenizer(streamed)
         ids_N = _encoded(words, read_text(Path(text)), tokens)
     else:
         found = data.open_tokens(str(text))
         if not isinstance(found, Tokens):
             raise UserError(f"{text} is a mixture, which has no beginning to read from. Give one text or token file.")
-        words, ids_N = _Words(found.tokenizer or "unknown"), np.asarray(found[0:tokens], dtype=np.int64)
+        words, ids_N = Words(found.tokenizer or "unknown"), np.asarray(found[0:tokens], dtype=np.int64)
     around = len(words.before) + len(words.after)
     own = min(length - around, len(ids_N))
     if own < SHORTEST:
@@ -111,7 +111,7 @@ def _is_text(source: str | Path) -> bool:
     return path.suffix != ".bin" and path.is_file()
 
 
-def _encoded(words: _Words, text: str, tokens: int) -> np.ndarray:
+def _encoded(words: Words, text: str, tokens: int) -> np.ndarray:
     """At least so many ids, or those of the whole text."""
     start = text[: tokens * _CHARACTERS]
     ids = words.encode(start)
@@ -120,7 +120,12 @@ def _encoded(words: _Words, text: str, tokens: int) -> np.ndarray:
     return np.asarray(ids, dtype=np.int64)
 
 
-def _own_tokenizer(streamed: Streamed) -> _Words:
+def own_tokenizer(streamed: Streamed) -> Words:
+    """The tokenizer that lies with the model.
+
+    Raises:
+        UserError: none does.
+    """
     checkpoint = streamed.checkpoint
     file = Path(next(iter(checkpoint.entries.values())).file)
     if not file.exists():
@@ -130,7 +135,7 @@ def _own_tokenizer(streamed: Streamed) -> _Words:
     if streamed.model.config.model_type == "gnomon" and (run_of_path(file.parent) / RECIPE).exists():
         run = run_of_path(file.parent)
         ours = open_tokenizer(load_recipe(run), run)
-        return _Words(ours.name, (ours.end_of_text,), encode=lambda text: ours.encode(text).tolist())
+        return Words(ours.name, (ours.end_of_text,), encode=lambda text: ours.encode(text).tolist())
     where: dict[str, Any] = {"gguf_file": gguf_file(checkpoint).name} if is_gguf(checkpoint) else {}
     with quietly():
         try:
@@ -142,7 +147,7 @@ def _own_tokenizer(streamed: Streamed) -> _Words:
                 "(.bin) as the text."
             ) from error
         before, after = _around(theirs)
-    return _Words(
+    return Words(
         "the model's own", before, after, lambda text: theirs(text, add_special_tokens=False, verbose=False).input_ids
     )
 

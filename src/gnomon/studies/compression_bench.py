@@ -5,7 +5,7 @@ Legend: B rows, T tokens, D channels of the stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,12 @@ from gnomon.compress.replacements import Replacement
 from gnomon.compress.shared_basis import BY_ROLE, shared
 from gnomon.compress.whitened_svd import lost
 from gnomon.errors import UserError
-from gnomon.running.block_worth import losses_without
-from gnomon.running.streamed import Block, open_streamed
+from gnomon.running.block_worth import loss_through, losses_without
+from gnomon.running.last_words import LastWords, last_words, read_last_words
+from gnomon.running.streamed import Block, Visit, open_streamed
 from gnomon.running.token_rows import Rows, read_rows
 from gnomon.studies.compression_cells import Cell, Setup
-from gnomon.studies.compression_methods import METHODS, ROUNDED, Given, Made, loss, size
+from gnomon.studies.compression_methods import METHODS, ROUNDED, Given, Made, present, size
 
 SIDES = ("", "input", "output")
 
@@ -37,6 +38,7 @@ class Bench:
         streamed: the model.
         texts: evaluation rows by name.
         samples: stretches of the calibration text.
+        passages: of LAMBADA; none where none were given.
 
     Raises:
         UserError: the model cannot be run, or a text is too short.
@@ -49,11 +51,12 @@ class Bench:
         rows = read_rows(self.streamed, setup.data, setup.calibration * setup.samples, setup.length)
         self.samples = _parts(rows, setup.samples)
         check_calibration(self.streamed, self.samples[0])
+        self.passages = read_last_words(self.streamed, setup.lambada, setup.items) if setup.lambada else LastWords("", ())
         self._matrices: tuple[int, list[BlockMatrices]] = (-1, [])
 
     @torch.no_grad()
-    def measure(self, cell: Cell) -> dict[str, Any]:
-        """What a cell adds to its line."""
+    def measure(self, cell: Cell, what: Collection[str]) -> dict[str, Any]:
+        """What a cell adds to its line; `what` is of `compression_cells.asked`."""
         if cell.method == "roles":
             return {"roles": self._roles(cell)}
         if cell.method == "pairs":
@@ -67,10 +70,25 @@ class Bench:
             given = Given(self.streamed, self.samples[cell.sample], matrices, cell.sample)
             made = (METHODS | ROUNDED)[cell.method](given, cell.keep)
         weights, nbytes = size(self.streamed, made)
-        return {"weights": weights, "bytes": nbytes, "losses": self._losses(made)} | ({"gone": made.gone} if made.gone else {})
+        found = {"weights": weights, "bytes": nbytes} | ({"gone": made.gone} if made.gone else {})
+        with present(self.streamed, made) as visit:
+            if "losses" in what:
+                found["losses"] = self._losses(visit)
+            if "lambada" in what:
+                found["lambada"] = self._lambada(visit)
+        return found
 
-    def _losses(self, made: Made) -> dict[str, float]:
-        return {name: round(loss(self.streamed, rows, made), 5) for name, rows in self.texts.items()}
+    def _losses(self, visit: Visit) -> dict[str, float]:
+        return {name: round(loss_through(self.streamed, rows, visit), 5) for name, rows in self.texts.items()}
+
+    def _loss(self, made: Made) -> float:
+        """On the first text."""
+        with present(self.streamed, made) as visit:
+            return round(loss_through(self.streamed, next(iter(self.texts.values())), visit), 5)
+
+    def _lambada(self, visit: Visit) -> dict[str, Any]:
+        said = last_words(self.streamed, self.passages, visit)
+        return {"items": said.items, "accuracy": round(said.accuracy, 5), "nats": round(said.nats, 5)}
 
     def _roles(self, cell: Cell) -> dict[str, dict[str, dict[str, float]]]:
         """role -> side ("" for bases of its own) -> losses, where the role alone is made smaller, pair by pair."""
@@ -84,20 +102,21 @@ class Bench:
                 made = Made()
                 for first in range(0, len(matrices), 2):
                     self._share(made, matrices[first : first + 2], cell.keep, {role: side} if side else {}, (role,))
-                found.setdefault(role, {})[side or "own"] = self._losses(made)
+                with present(self.streamed, made) as visit:
+                    found.setdefault(role, {})[side or "own"] = self._losses(visit)
         return found
 
     def _pairs(self, cell: Cell) -> dict[str, list[float]]:
         """For each block but the last: the loss on the first text where it and the next alone share by role, and where they are made
         smaller each by itself; and what may predict the difference: continuity, and how much more of the outputs' energy sharing loses."""
-        matrices, rows = self.matrices(cell.sample), next(iter(self.texts.values()))
+        matrices = self.matrices(cell.sample)
         found: dict[str, list[float]] = {"shared": [], "own": [], "tail": []}
         for first in range(len(matrices) - 1):
             pair, gone = matrices[first : first + 2], {}
             for name, sides in (("shared", BY_ROLE), ("own", {})):
                 made = Made()
                 self._share(made, pair, cell.keep, sides, tuple(BY_ROLE))
-                found[name].append(round(loss(self.streamed, rows, made), 5))
+                found[name].append(self._loss(made))
                 gone[name] = sum(_lost(block, made.load(block.index)) for block in pair)
             found["tail"].append(gone["shared"] - gone["own"])
         return found | {"continuity": by_continuity(self.streamed, self.samples[cell.sample], cell.keep, cell.sample)}

@@ -41,6 +41,7 @@ class Setup:
         calibration, tokens, length: tokens of a calibration sample, of each evaluation text, and of a row.
         sequential: whether each block is fitted to what the smaller ones before it give; else to what the whole model gives, which is
             measured once for all methods and shares.
+        lambada, items: a file of passages whose last word is asked for, and how many are read; "" for none.
     """
 
     model: str
@@ -54,6 +55,8 @@ class Setup:
     tokens: int = 8192
     length: int = 512
     sequential: bool = True
+    lambada: str = ""
+    items: int = 200
 
     @property
     def named_texts(self) -> dict[str, str]:
@@ -76,7 +79,7 @@ def setup(data: str | None, samples: int | None, methods: Sequence[str], changes
     """
     from gnomon.studies.compression_methods import METHODS, ROUNDED
 
-    known = ("model", "texts", "name", "keep", "calibration", "tokens", "length", "sequential")
+    known = ("model", "texts", "name", "keep", "calibration", "tokens", "length", "sequential", "lambada", "items")
     for key in changes:
         check_name("setting of this study", key, known)
     needed = {"--data": data, "--set model=": changes.get("model"), "--set texts=": changes.get("texts")}
@@ -90,13 +93,15 @@ def setup(data: str | None, samples: int | None, methods: Sequence[str], changes
         check_name("method or part", method, [*METHODS, *ROUNDED, *PARTS])
     given: dict[str, Any] = {}
     try:
-        given |= {key: int(changes[key]) for key in ("calibration", "tokens", "length") if key in changes}
+        given |= {key: int(changes[key]) for key in ("calibration", "tokens", "length", "items") if key in changes}
         given |= {"keep": tuple(float(share) for share in str(changes["keep"]).split(","))} if "keep" in changes else {}
     except ValueError as error:
-        raise UserError(f"--set calibration=, tokens= and length= are whole numbers, keep= shares such as 0.8,0.6 ({error})") from None
+        raise UserError(f"--set calibration=, tokens=, length=, items= are whole numbers, keep= shares such as 0.8,0.6 ({error})") from None
     if "sequential" in changes:
         given["sequential"] = check_name("value of sequential", str(changes["sequential"]).lower(), ("true", "false")) == "true"
     texts = tuple(str(changes["texts"]).split(","))
+    if changes.get("lambada"):
+        given["lambada"] = str(check_readable(str(changes["lambada"])))
     for text in texts:
         if Path(text).suffix:
             check_readable(text)
@@ -105,6 +110,11 @@ def setup(data: str | None, samples: int | None, methods: Sequence[str], changes
     name = str(changes.get("name") or Path(str(changes["model"])).name)
     made = Setup(str(changes["model"]), str(data), texts, name, methods=tuple(methods), **given)
     return made if samples is None else replace(made, samples=samples)
+
+
+def asked(setup: Setup, cell: Cell) -> tuple[str, ...]:
+    """What is measured of a cell."""
+    return (cell.method,) if cell.method in PARTS else ("losses", "lambada")[: 1 + bool(setup.lambada)]
 
 
 def cells(setup: Setup) -> Iterator[Cell]:

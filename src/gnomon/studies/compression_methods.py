@@ -5,7 +5,8 @@ Legend: B rows, T tokens, D channels of the stream, M outputs, N inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -24,8 +25,7 @@ from gnomon.compress.replacements import Replacement, Term
 from gnomon.compress.rounding import FORMATS, Format, rounded
 from gnomon.compress.shared_basis import SIDES, shared
 from gnomon.compress.work_folder import InMemory
-from gnomon.running.block_worth import loss_of
-from gnomon.running.streamed import Block, Streamed
+from gnomon.running.streamed import Block, Streamed, Visit
 from gnomon.running.token_rows import Rows
 
 WEIGHT = 2
@@ -40,19 +40,19 @@ class Made(InMemory):
     form: Format | None = None
 
 
-def loss(streamed: Streamed, rows: Rows, made: Made) -> float:
-    """Nats a token of the smaller model."""
-    last: list[Tensor] = []
+@contextlib.contextmanager
+def present(streamed: Streamed, made: Made) -> Iterator[Visit]:
+    """While open, the whole smaller model is in memory; gives what runs its blocks."""
 
     def visit(index: int, h_BTD: Tensor, block: Block) -> Tensor:
-        if index not in made.gone:
-            with replaced(streamed, index, made.load(index)):
-                h_BTD = block(h_BTD)
-        last[:] = [h_BTD]
-        return h_BTD
+        return h_BTD if index in made.gone else block(h_BTD)
 
-    streamed.run(rows.tokens_BT, visit, **streamed.without_logits)
-    return loss_of(streamed, rows, last[0])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(streamed.held(streamed.table_names))
+        for index in range(len(streamed.blocks)):
+            if index not in made.gone:
+                stack.enter_context(replaced(streamed, index, made.load(index)))
+        yield visit
 
 
 def size(streamed: Streamed, made: Made) -> tuple[int, int]:

@@ -13,15 +13,22 @@ from gnomon import report
 from gnomon.studies import compression_verdict as verdict
 from gnomon.studies.compression_study import lines
 
+UNITS = (
+    "Columns: the share of the block weights that stays. Losses in nats, of the whole model as they are, of others above it. With ±: the "
+    "mean and half its 95 % t-interval over so many (n) calibration samples and models; without: a single one. Bytes count 2 for a weight "
+    "that is not rounded."
+)
+
 
 def text(found: Sequence[verdict.Line]) -> str:
     """For each family of models what methods cost, then what the claims come to; Markdown."""
-    parts = []
+    parts = [UNITS]
     for name in verdict.families(found):
         own = [line for line in found if verdict.family(line) == name]
         models = ", ".join(dict.fromkeys(line["model"] for line in own))
-        parts += [f"## {name}", f"Models: {models}. Nats a token above the whole model; {_settings(own)}."]
-        parts += [report.markdown(verdict.table(own, name)).rstrip()]
+        parts += [f"## {name}", f"Models: {models}. {_settings(own)}."]
+        for title, rows in verdict.tables(own, name).items():
+            parts += [f"### {title}", report.markdown(rows).rstrip()]
         if claims := verdict.claims(own):
             shown = [{key: value for key, value in claim.items() if key != "model"} for claim in claims]
             parts += [f"### Claims, {name}", report.markdown(shown).rstrip()]
@@ -38,7 +45,9 @@ def _settings(own: Sequence[verdict.Line]) -> str:
         fitted = "each block fitted to what the smaller ones before it give" if line["sequential"] else "fitted to the whole model's inputs"
         texts = f"{line['tokens']:,} tokens of each text in rows of {line['length']}, {line['calibration']:,} of calibration, {fitted}"
         said.setdefault(texts, "methods" if "losses" in line else "parts")
-    return "; ".join(f"{what}: {texts}" for texts, what in said.items())
+    items = sorted({line["lambada"]["items"] for line in own if "lambada" in line})
+    passages = [f"LAMBADA: its first {' or '.join(map(str, items))} passages"] * bool(items)
+    return "; ".join([f"{what}: {texts}" for texts, what in said.items()] + passages)
 
 
 def main(file: str) -> None:

@@ -1,12 +1,13 @@
 """`gnomon study compression`: what each way to make a model smaller costs, and what tells beforehand.
 
     gnomon study compression --data CALIBRATION --set model=FOLDER texts=A.txt,B.txt [name=… keep=0.8,0.6 length=512 …]
+        [lambada=FILE.jsonl items=200]
 
 A trained model is the given thing here, not what is trained; so the study has cells and not runs. A cell is one smaller model, fitted on
-one sample of the calibration text (sample i is its i-th stretch), whose loss is measured on every evaluation text. Parts beside the
-methods: "roles", one role at a time that shares an input basis, an output basis or none; "pairs", each pair of neighbours that shares,
-with what predicts its cost; "blocks", each block left out, with what predicts that. All goes to one file as it is measured, and what is
-on file is not measured again.
+one sample of the calibration text (sample i is its i-th stretch), whose loss is measured on every evaluation text, and which is asked for
+the last words of LAMBADA, where these are given. Parts beside the methods: "roles", one role at a time that shares an input basis, an
+output basis or none; "pairs", each pair of neighbours that shares, with what predicts its cost; "blocks", each block left out, with what
+predicts that. All goes to one file as it is measured, and what is on file is not measured again.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from typing import Any
 from gnomon.errors import UserError
 from gnomon.files import append_line, spelled
 from gnomon.progress import tell
-from gnomon.studies.compression_cells import Cell, Setup, cells
+from gnomon.studies.compression_cells import Cell, Setup, asked, cells
+from gnomon.studies.compression_verdict import place
 
 
 def left(setup: Setup, file: Path) -> list[dict[str, Any]]:
-    """The cells that are not on file."""
-    there = {cell_of(line) for line in lines(file, setup)}
-    return [cell._asdict() for cell in cells(setup) if cell not in there]
+    """The cells that are not on file, and what of them is not ("what")."""
+    there = {cell_of(line): line for line in lines(file, setup)}
+    found = ((cell, [what for what in asked(setup, cell) if not _has(there.get(cell, {}), what, setup)]) for cell in cells(setup))
+    return [cell._asdict() | {"what": what} for cell, what in found if what]
+
+
+def _has(line: Mapping[str, Any], what: str, setup: Setup) -> bool:
+    if what == "losses":
+        return setup.named_texts.keys() <= line.get(what, {}).keys()
+    return what in line and (what != "lambada" or line[what]["items"] == setup.items)
 
 
 def run(setup: Setup, file: Path) -> list[dict[str, Any]]:
@@ -35,37 +44,39 @@ def run(setup: Setup, file: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the model cannot be run, or a text is too short for the samples.
     """
-    missing = [Cell(**cell) for cell in left(setup, file)]
-    if missing:
+    if missing := left(setup, file):
         from gnomon.studies.compression_bench import Bench
 
         bench = Bench(setup)
-        for number, cell in enumerate(missing, 1):
-            began = time.process_time()
-            found = bench.measure(cell)
+        for number, row in enumerate(missing, 1):
+            what, began = row.pop("what"), time.process_time()
+            cell = Cell(**row)
+            found = bench.measure(cell, what)
             line = setup.same | cell._asdict() | found | {"seconds": round(time.process_time() - began, 1)}
             append_line(file, json.dumps(spelled(line), allow_nan=False))
-            tell(f"{number} of {len(missing)}: {cell.method}, keep {cell.keep:g}, sample {cell.sample} {found.get('losses', '')}")
+            shown = " ".join(str(found[one]) for one in ("losses", "lambada") if one in found)
+            tell(f"{number} of {len(missing)}: {cell.method}, keep {cell.keep:g}, sample {cell.sample} {shown}")
     return lines(file, setup)
 
 
 def lines(file: Path, setup: Setup | None = None) -> list[dict[str, Any]]:
-    """The lines of a file; those of a study only. A last line cut short by a kill is left out.
+    """One record for each cell of a file, of a study only; a later line adds to an earlier one of the same cell, or takes the place of what
+    it says. A last line cut short by a kill is left out.
 
     Raises:
         UserError: another line is none of this study's.
     """
-    found = []
+    found: dict[Any, dict[str, Any]] = {}
     text = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     for number, line in enumerate(text, 1):
         try:
             record = json.loads(line)
-            cell_of(record)
-            found.append(record)
+            key = place(record), cell_of(record)
+            found[key] = found.get(key, {}) | record
         except (ValueError, KeyError, TypeError) as error:
             if number < len(text):
                 raise UserError(f"{file}, line {number}, is no cell of the study of compression ({error!r}); remove that line") from error
-    return [record for record in found if setup is None or all(record.get(key) == value for key, value in setup.same.items())]
+    return [record for record in found.values() if setup is None or all(record.get(key) == value for key, value in setup.same.items())]
 
 
 def cell_of(line: Mapping[str, Any]) -> Cell:

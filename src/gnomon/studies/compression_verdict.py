@@ -16,6 +16,9 @@ from gnomon.studies.verdict import LEVEL, Verdict, compare, t_quantile
 
 Line = Mapping[str, Any]
 ALL = "all models"
+LAMBADA = "LAMBADA, nats a last word"
+ACCURACY = "LAMBADA, last words said (%)"
+BYTES = "share of the bytes"
 BY_ROLE = {role: "input" for role in ("query", "key", "gate", "up")} | {role: "output" for role in ("output", "down")}
 """The side on which a role should share (arXiv 2605.04971)."""
 OTHER = {"input": "output", "output": "input"}
@@ -50,37 +53,58 @@ def families(lines: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(map(family, lines)))
 
 
-def table(lines: Sequence[Line], name: str) -> list[dict[str, Any]]:
-    """A family's methods: what is left, and what it costs on every text against the whole model."""
-    own = [line for line in lines if family(line) == name and "losses" in line]
+def tables(lines: Sequence[Line], name: str) -> dict[str, list[dict[str, Any]]]:
+    """What a family's methods cost against the whole model: for each thing that is measured a table, with a row for each method and a
+    column for each share of the block weights that stays."""
+    own = [line for line in lines if family(line) == name and nats(line)]
     used = {place(line) for line in own if line["method"] != "whole"}
     whole = {place(line): line for line in own if line["method"] == "whole" and place(line) in (used or {place(line)})}
-    texts = list(next(iter(whole.values()))["losses"]) if whole else []
-    first = next(iter(whole.values()), None)
-    rows = []
-    if first is not None:
-        rows.append({"method": "whole", "keep": "", "weights": 1.0, "bytes": 1.0, "cells": len(whole)}
-                    | {text: f"{statistics.fmean(one['losses'][text] for one in whole.values()):.3f} nats" for text in texts})  # fmt: skip
-    for method, keep in dict.fromkeys((line["method"], line["keep"]) for line in own if line["method"] != "whole"):
-        cells = [line for line in own if (line["method"], line["keep"]) == (method, keep) and place(line) in whole]
-        if not cells:
-            continue
-        row: dict[str, Any] = {"method": method, "keep": keep, "cells": len(cells)}
-        for share in ("weights", "bytes"):
-            row[share] = round(statistics.fmean(line[share] / whole[place(line)][share] for line in cells), 3)
-        for text in texts:
-            row[text] = spelled([line["losses"][text] - whole[place(line)]["losses"][text] for line in cells])
-        rows.append(row)
-    return sorted(rows, key=lambda row: -row["keep"] if row["keep"] != "" else -2)
+    cells: dict[str, dict[float, list[Line]]] = {}
+    for line in (line for line in own if place(line) in whole):
+        cells.setdefault(line["method"], {}).setdefault(line["keep"], []).append(line)
+
+    def cost(what: str) -> Callable[[Line], float | None]:
+        def found(line: Line) -> float | None:
+            own, there = nats(line).get(what), nats(whole[place(line)]).get(what)
+            return own if line["method"] == "whole" or own is None or there is None else own - there
+
+        return found
+
+    found = {what: _by_keep(cells, cost(what), "{:+.4f}", "{:.4f}") for what in dict.fromkeys(key for line in own for key in nats(line))}
+    found[ACCURACY] = _by_keep(cells, lambda line: 100 * line["lambada"]["accuracy"] if "lambada" in line else None, "{:.1f}")
+    found[BYTES] = _by_keep(cells, lambda line: line["bytes"] / whole[place(line)]["bytes"], "{:.3f}", half=False)
+    return {title: rows for title, rows in found.items() if rows}
 
 
-def spelled(differences: Sequence[float]) -> str:
-    """ "+0.120 ± 0.013": mean and half the 95 % interval; the mean alone of a single one."""
-    mean = statistics.fmean(differences)
-    if len(differences) < 2:
-        return f"{mean:+.4f}"
-    half = t_quantile(0.95, len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
-    return f"{mean:+.4f} ± {half:.4f}"
+def _by_keep(
+    cells: Mapping[str, Mapping[float, Sequence[Line]]],
+    value: Callable[[Line], float | None],
+    form: str,
+    form_of_whole: str = "",
+    half: bool = True,
+) -> list[dict[str, Any]]:
+    """Methods without a value are left out."""
+    rows = {}
+    for method, by_keep in cells.items():
+        known = {keep: [one for line in some if (one := value(line)) is not None] for keep, some in by_keep.items()}
+        one_form = form_of_whole if method == "whole" and form_of_whole else form
+        rows[method] = {keep: spelled(found, one_form, half) for keep, found in known.items() if found}
+    keeps = sorted({keep for row in rows.values() for keep in row}, reverse=True)
+    return [{"method": name} | {f"{100 * keep:g} %": row.get(keep, "") for keep in keeps} for name, row in rows.items() if row]
+
+
+def nats(line: Line) -> dict[str, float]:
+    """What a cell loses: on each text for a token, on LAMBADA for a last word."""
+    return dict(line.get("losses", {})) | ({LAMBADA: line["lambada"]["nats"]} if "lambada" in line else {})
+
+
+def spelled(values: Sequence[float], form: str = "{:+.4f}", half: bool = True) -> str:
+    """ "+0.120 ± 0.013 (3)": mean, half its 95 % interval, and of how many; the mean alone of a single one."""
+    mean = form.format(statistics.fmean(values))
+    if len(values) < 2 or not half:
+        return mean
+    width = t_quantile(0.95, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean} ± {form.replace('+', '').format(width)} ({len(values)})"
 
 
 def claims(lines: Sequence[Line]) -> list[dict[str, str]]:
@@ -130,12 +154,12 @@ def _methods(lines: Sequence[Line]) -> list[dict[str, str]]:
         ("modules", "pivoted"), ("shared by role, groups by continuity", "shared by role, groups by random"),
         ("depth by continuity", "depth by random"), ("depth by continuity", "depth by change"), ("depth by change", "modules"),
     ]  # fmt: skip
-    losses = {(x["method"], x["keep"], place(x), x["sample"]): x["losses"] for x in lines if "losses" in x}
+    losses = {(x["method"], x["keep"], place(x), x["sample"]): nats(x) for x in lines if nats(x)}
     pairs: dict[tuple[str, str, float, str], list[float]] = {}
     for (method, keep, where, sample), found in losses.items():
         for one, other in against:
             if method == one and (there := losses.get((other, keep, where, sample))):
-                for text in found:
+                for text in (one for one in found if one in there):
                     pairs.setdefault((one, other, keep, text), []).append(found[text] - there[text])
     return [
         _said(f"{one} costs less than {other}, {keep:g} kept, {text}", found)
