@@ -71,7 +71,7 @@ def read_last_words(streamed: Streamed, file: str | Path, items: int) -> LastWor
             context, _, last = text.rpartition(" ")
         except (ValueError, KeyError, TypeError, AttributeError):
             context = last = ""
-        around = [*before, *words.encode(context.rstrip())] if last else []
+        around = [*before, *words.encode(context.rstrip())] if context.strip() and last else []
         if not around:
             raise UserError(f'{file}, line {number}, is no passage with a last word; a line reads {{"text": "one two three"}}')
         found.append((around, [*before, *words.encode(text)][len(around) :]))
