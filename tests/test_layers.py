@@ -18,7 +18,7 @@ import gnomon
 SOURCE = Path(gnomon.__file__).parent
 
 FLOORS = [
-    {"diagnosis", "errors", "files", "lazy", "progress", "ranges", "run_folder", "series", "sharding"},
+    {"command", "diagnosis", "errors", "files", "lazy", "progress", "ranges", "run_folder", "series", "sharding"},
     {"geometry", "checkpoints", "data", "report"},
     {"anatomy"},
     {"residual", "optim", "continuity"},

@@ -1,8 +1,4 @@
-"""The command line: parses, calls, prints; nothing else.
-
-Exit 0: done. Exit 2: something the user can mend, told in one message. Exit 130: interrupted. Exit 141: nobody reads on (a pipe
-was closed). Anything else is our bug.
-"""
+"""The command line: parses, calls, prints; nothing else. `command` says what its exit codes mean."""
 
 from __future__ import annotations
 
@@ -19,7 +15,8 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import gnomon
 from gnomon import continuity, evaluation, report
-from gnomon.errors import MissingExtra, UserError, printable, refused, suggest
+from gnomon.command import exit_code
+from gnomon.errors import MissingExtra, UserError, printable, suggest
 from gnomon.files import check_writable, read_json, write_json
 from gnomon.progress import tell
 
@@ -649,8 +646,10 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def _call(name: str, *arguments: str) -> None:
+def _call(name: str = "", *arguments: str) -> None:
     """The first word names the command, whose own parser reads the others."""
+    if not name:
+        raise UserError(f"which command?\n\n{overview()}")
     if name in ("-h", "--help"):
         print(overview())
     elif name == "--version":
@@ -664,27 +663,7 @@ def _call(name: str, *arguments: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    try:
-        if not arguments:
-            raise UserError(f"which command?\n\n{overview()}")
-        try:
-            _call(*arguments)
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # What is left in the buffer would fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except (UserError, OSError) as error:
-        told = refused(error) if isinstance(error, OSError) else error
-        if told is None:
-            raise
-        if told.is_told_here:
-            print(printable(f"gnomon: {told}"), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code(lambda: _call(*arguments))
 
 
 if __name__ == "__main__":

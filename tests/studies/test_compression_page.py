@@ -13,7 +13,7 @@ def test_tables_claims_and_settings(tmp_path, capsys):
     lines[0]["lambada"] = {"items": 7, "accuracy": 0.5, "nats": 2.0}
     lines += [same | dict(method="roles", keep=0.5, tokens=60, roles={"query": {s: {"a": 1.0} for s in ("own", "input", "output")}})]
     (tmp_path / "o.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    compression_page.main(str(tmp_path / "o.jsonl"))
+    compression_page.main(tmp_path / "o.jsonl")
     text = capsys.readouterr().out
     assert "## m\n" in text and "+0.2500" in text and "### Claims, m" in text and "one cell: no verdict" in text
     assert "### LAMBADA, last words said (%)" in text and "| 50.0 |" in text and "its first 7 passages" in text

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gnomon import studies
+from gnomon.errors import UserError
 from gnomon.studies import map_evidence, map_study
 from gnomon.studies.results import Results
 from gnomon.studies.standing import settle
@@ -65,12 +66,17 @@ def test_seeds_that_only_one_side_has_do_not_count():
 def test_rows_of_one_text_are_made_anew_and_those_of_others_stay(made, tmp_path, capsys):
     out = tmp_path / "evidence.json"
     evidence.save(tuple(made), "by hand", out)
-    map_evidence.main([str(KNOWN), "--data", "runs/data/eltec", "--text", "novels", "--out", str(out)])
+    map_evidence.main(KNOWN, data="runs/data/eltec", text="novels", out=out)
     first = evidence.load(out)
-    map_evidence.main([str(KNOWN), "--data", "runs/data/eltec", "--text", "novels", "--out", str(out)])
+    map_evidence.main(KNOWN, data="runs/data/eltec", text="novels", out=out)
     assert evidence.load(out) == first
     assert sum(row.text == "made up" for row in first) == len(made)
     assert f"{len(made)} of other texts" in capsys.readouterr().out
+    told = f"python -m gnomon.studies.map_evidence {KNOWN} --data runs/data/eltec --text novels"
+    assert json.loads(out.read_text())["made_by"] == told
+    with pytest.raises(UserError, match="is --data what the study was given"):
+        map_evidence.main(KNOWN, data="runs/data/another", text="novels", out=out)
+    assert evidence.load(out) == first
 
 
 def test_the_table_of_the_package_is_what_the_outcomes_say():

@@ -94,7 +94,7 @@ def test_the_page_is_written_from_outcomes_alone_with_gaps(results, tmp_path, ca
     for run, outcome in results.measured.items():
         file.remember(run, outcome)
     before = (tmp_path / "known.jsonl").read_bytes()
-    page_of_outcomes.main(["map", str(tmp_path / "known.jsonl"), "--out", str(tmp_path / "page")])
+    page_of_outcomes.main("map", tmp_path / "known.jsonl", out=tmp_path / "page")
     assert (tmp_path / "known.jsonl").read_bytes() == before and "report.html" in capsys.readouterr().out
     table = (tmp_path / "page/results.md").read_text()
     assert f"| {DEEP}, 24 layers |" in table and "48 layers" not in table

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tyro.conf import Positional
+
 from gnomon import report
+from gnomon.command import end
+from gnomon.files import check_readable
 from gnomon.studies import compression_verdict as verdict
 from gnomon.studies.compression_study import lines
 
@@ -50,9 +53,15 @@ def _settings(own: Sequence[verdict.Line]) -> str:
     return "; ".join([f"{what}: {texts}" for texts, what in said.items()] + passages)
 
 
-def main(file: str) -> None:
-    print(text(lines(Path(file))))
+def main(outcomes: Positional[Path], /) -> None:
+    """Print the tables of `gnomon study compression` as Markdown.
+
+    Args:
+        outcomes: the study's file.
+    """
+    check_readable(outcomes)
+    print(text(lines(outcomes)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    end(main, "gnomon.studies.compression_page")

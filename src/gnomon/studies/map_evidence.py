@@ -8,14 +8,17 @@ as it did for the study; the tokens need not be there.
 
 from __future__ import annotations
 
-import argparse
 import shlex
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tyro.conf import Positional
+
 from gnomon import studies
+from gnomon.command import end
+from gnomon.errors import UserError
+from gnomon.files import check_readable
 from gnomon.studies.outcomes import OutcomesFile
 from gnomon.studies.results import Results
 from gnomon.studies.standing import settle
@@ -93,20 +96,27 @@ def from_outcomes(path: Path, data: str | None, text: str, scale: str = "tiny") 
     return rows(Results(study, settle(study, lambda run: file.outcome(run, Path()))), text)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Make the table."""
-    told = argparse.ArgumentParser(prog="python -m gnomon.studies.map_evidence", description="Make the table of `gnomon advise`.")
-    told.add_argument("outcomes", type=Path)
-    told.add_argument("--data", help="as the study was given it")
-    told.add_argument("--text", required=True, help="the text in words")
-    told.add_argument("--out", type=Path, default=evidence.FILE)
-    given = told.parse_args(argv)
-    made = from_outcomes(given.outcomes, given.data, given.text)
-    others = [row for row in evidence.load(given.out) if row.text != given.text] if given.out.exists() else []
-    spelled = shlex.join(["python", "-m", "gnomon.studies.map_evidence", *(sys.argv[1:] if argv is None else argv)])
-    evidence.save((*others, *made), spelled, given.out)
-    print(f"wrote {given.out}: {len(made)} rows of {given.text}, {len(others)} of other texts")
+def main(outcomes: Positional[Path], /, text: str, data: str | None = None, out: Path = evidence.FILE) -> None:
+    """Make the table of `gnomon advise` from the outcomes of `gnomon study map`.
+
+    Args:
+        outcomes: the study's file.
+        text: the text in words.
+        data: as the study was given it.
+        out: the table.
+    """
+    check_readable(outcomes)
+    made = from_outcomes(outcomes, data, text)
+    if not made:
+        raise UserError(
+            f"{outcomes} has no contestant that was compared on {LEAST} seeds. Outcomes are known by their recipes: "
+            f"is --data what the study was given? (got {data})"
+        )
+    others = [row for row in evidence.load(out) if row.text != text] if out.exists() else []
+    told = ["python", "-m", "gnomon.studies.map_evidence", str(outcomes), *(["--data", data] if data else []), "--text", text]
+    evidence.save((*others, *made), shlex.join(told), out)
+    print(f"wrote {out}: {len(made)} rows of {text}, {len(others)} of other texts")
 
 
 if __name__ == "__main__":
-    main()
+    end(main, "gnomon.studies.map_evidence")

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tyro.conf import Positional
+
 from gnomon import report
+from gnomon.command import end
 from gnomon.diagnosis import RULES, Rule, course
 from gnomon.studies import warning_records, warning_verdict, warnings_study
 from gnomon.studies.warning_verdict import Judged, WatchedRun
@@ -71,14 +73,20 @@ def extreme(rule: Rule, run: WatchedRun) -> float | None:
     return (min if rule.below else max)(lasting) if lasting else None
 
 
-def main(file: str, study_folder: str | None = None) -> None:
-    if study_folder is not None:
-        known = warning_records.unpack(Path(file)) if Path(file).exists() else []
-        new = list(warnings_study.runs_in(Path(study_folder)))
+def main(records: Positional[Path], folder: Positional[Path | None] = None, /) -> None:
+    """Judge the warnings of watched runs again, and print what there is to say as Markdown.
+
+    Args:
+        records: the file of their records.
+        folder: of a study whose runs are put into the file first.
+    """
+    if folder is not None:
+        known = warning_records.unpack(records) if records.exists() else []
+        new = list(warnings_study.runs_in(folder))
         again = {(run.name, run.seed) for run in new}
-        warning_records.pack([run for run in known if (run.name, run.seed) not in again] + new, Path(file))
-    print(text(warning_records.unpack(Path(file))))
+        warning_records.pack([run for run in known if (run.name, run.seed) not in again] + new, records)
+    print(text(warning_records.unpack(records)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    end(main, "gnomon.studies.warning_page")
