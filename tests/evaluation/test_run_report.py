@@ -46,6 +46,22 @@ def test_watching_writes_the_page_as_the_run_goes_on_and_ends_with_it(run):
     assert "refresh" not in page.read_text("utf-8").split("<style>")[0] and told[-1] == page and len(told) == 2
 
 
+def test_the_run_of_another_trainer_is_followed_too(run):
+    (run / "recipe.json").rename(run / "settings.json")
+    (run / "settings.json").write_text("{}")
+    record(run, [1, 2, 3])
+
+    class Stop(Exception):
+        pass
+
+    def stop(line: str) -> None:
+        raise Stop(line)
+
+    with pytest.raises(Stop, match="until the run ends"):
+        evaluation.watch(run, seconds=0.05, tell=stop)
+    assert "at step 3;" in (run / "report.html").read_text("utf-8")
+
+
 def test_watching_what_is_no_run_says_how_to_start_one(tmp_path):
     with pytest.raises(UserError, match="gnomon train --out"):
         evaluation.watch(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from gnomon import continuity, report
 from gnomon.continuity.inspect_page import fill
 from gnomon.errors import UserError
-from gnomon.run_folder import METRICS, RECIPE, checkpoint_folders
+from gnomon.run_folder import METRICS, RECIPE, SETTINGS, checkpoint_folders
 
 
 def report_of(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -36,7 +36,8 @@ def watch(
     seconds: float = 10,
     tell: Callable[[str], object] = lambda line: None,
 ) -> Path:
-    """Write the curves of a run anew whenever it has recorded something, until it ends; then all of `report_of`.
+    """Write the curves of a run anew whenever it has recorded something, until it ends; then all of `report_of`. The run of another
+    trainer (`gnomon.integrations`) does not tell when it ends, and is followed until this is stopped.
 
     A browser that has the page open loads it again every `seconds`; what was chosen on the page is kept.
 
@@ -44,7 +45,7 @@ def watch(
         UserError: no run folder; the extra `report` is not installed.
     """
     folder = Path(folder)
-    if not (folder / RECIPE).is_file():
+    if not any((folder / name).is_file() for name in (RECIPE, SETTINGS)):
         raise UserError(f"no run folder at {folder}: it has no {RECIPE}. Start the run first: gnomon train --out {folder}")
     path, before = Path(out or folder / "report.html"), None
     while True:

@@ -159,7 +159,9 @@ def _state(run: Run) -> str:
     if run.postmortem is not None:
         return "stopped: not finite"
     asked, done = run.recipe.get("steps"), run.metrics[-1]["step"]
-    return "finished" if not is_number(asked) or done >= asked else f"at step {done:,} of {asked:,}"
+    if not is_number(asked):  # another trainer's: nobody has told how far it is to go
+        return f"at step {done:,}"
+    return "finished" if done >= asked else f"at step {done:,} of {asked:,}"
 
 
 def _bits_per_byte(run: Run) -> float | None:
