@@ -12,13 +12,14 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from gnomon.errors import UserError, refused
 
 _PARTIAL = ".partial"
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -82,9 +83,9 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         file.write(text + "\n")
 
 
-def append_line(path: str | os.PathLike[str], line: str) -> None:
-    """Add a line to a file of lines and flush it to disk; what a killed process left of a last line is dropped first."""
-    path = Path(path)
+def append_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
+    """Add a line of JSON to a file of lines and flush it to disk; what a killed process left of a last line is dropped first."""
+    path, line = Path(path), json.dumps(spelled(record), allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as file:
         file.seek(0)
@@ -92,6 +93,27 @@ def append_line(path: str | os.PathLike[str], line: str) -> None:
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def read_records(path: str | os.PathLike[str], what: str, read: Callable[[Any], T]) -> list[T]:
+    """What `read` makes of each line of a file of JSON lines; nothing where there is no file. A last line cut short by a kill is left out.
+
+    Args:
+        what: a line is, for the error.
+        read: raises ValueError, KeyError or TypeError for what is none.
+
+    Raises:
+        UserError: a line before the last cannot be read.
+    """
+    path, found = Path(path), []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(read(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            if number < len(lines):
+                raise UserError(f"{path}, line {number}, is no {what} ({error!r}); remove that line") from error
+    return found
 
 
 def check_readable(path: str | os.PathLike[str]) -> Path:

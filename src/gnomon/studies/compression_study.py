@@ -12,14 +12,12 @@ predicts that. All goes to one file as it is measured, and what is on file is no
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gnomon.errors import UserError
-from gnomon.files import append_line, spelled
+from gnomon.files import append_record, read_records
 from gnomon.progress import tell
 from gnomon.studies.compression_cells import Cell, Setup, asked, cells
 from gnomon.studies.compression_verdict import place
@@ -53,7 +51,7 @@ def run(setup: Setup, file: Path) -> list[dict[str, Any]]:
             cell = Cell(**row)
             found = bench.measure(cell, what)
             line = setup.same | cell._asdict() | found | {"seconds": round(time.process_time() - began, 1)}
-            append_line(file, json.dumps(spelled(line), allow_nan=False))
+            append_record(file, line)
             shown = " ".join(str(found[one]) for one in ("losses", "lambada") if one in found)
             tell(f"{number} of {len(missing)}: {cell.method}, keep {cell.keep:g}, sample {cell.sample} {shown}")
     return lines(file, setup)
@@ -67,15 +65,8 @@ def lines(file: Path, setup: Setup | None = None) -> list[dict[str, Any]]:
         UserError: another line is none of this study's.
     """
     found: dict[Any, dict[str, Any]] = {}
-    text = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    for number, line in enumerate(text, 1):
-        try:
-            record = json.loads(line)
-            key = place(record), cell_of(record)
-            found[key] = found.get(key, {}) | record
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(text):
-                raise UserError(f"{file}, line {number}, is no cell of the study of compression ({error!r}); remove that line") from error
+    for key, record in read_records(file, "cell of the study of compression", lambda record: ((place(record), cell_of(record)), record)):
+        found[key] = found.get(key, {}) | record
     return [record for record in found.values() if setup is None or all(record.get(key) == value for key, value in setup.same.items())]
 
 

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gnomon.errors import UserError
-from gnomon.files import append_line, restored, spelled
+from gnomon.files import append_record, read_records, restored, spelled
 from gnomon.studies.study import Outcome, PlannedRun
 
 FILE = "outcomes.jsonl"
@@ -59,15 +58,8 @@ class OutcomesFile:
 
     def __init__(self, path: Path):
         self.path = path
-        self._records: dict[str, dict[str, Any]] = {}
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        for number, line in enumerate(lines, 1):
-            try:
-                record = restored(json.loads(line))
-                self._records[record["fingerprint"]] = record
-            except (ValueError, KeyError, TypeError) as error:
-                if number < len(lines):
-                    raise UserError(f"{path}, line {number}, is no outcome of a run ({error!r}); remove that line") from error
+        known = read_records(path, "outcome of a run", lambda record: (record["fingerprint"], restored(record)))
+        self._records: dict[str, dict[str, Any]] = dict(known)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -90,7 +82,7 @@ class OutcomesFile:
             "trial": dict(run.trial or ()), "steps": run.recipe.steps, "fate": outcome.fate, "value": outcome.value,
             "seconds": round(outcome.seconds, 1), "curve": [list(point) for point in outcome.points],
         }  # fmt: skip
-        append_line(self.path, json.dumps(spelled(self._records[known_by]), allow_nan=False))
+        append_record(self.path, self._records[known_by])
 
 
 def thinned(points: Sequence[Any], limit: int = 12) -> list[Any]:
