@@ -221,7 +221,7 @@ def compress(
     calibrate: Path,
     keep: float = 0.8,
     method: str = "private",
-    by: str = "loss",
+    by: str | None = None,
     group: int = 2,
     groups: str = "equal",
     sides: str = "role",
@@ -239,22 +239,24 @@ def compress(
         calibrate: a text (.txt, .txt.gz, or token file) to which the smaller model is fitted.
         keep: share of the block weights that stay.
         method: private (each matrix a product of two), pivoted (the same, stored in less), shared (neighbours share bases), modules
-            (fewer channels in MLP and heads), mlp (in the MLP alone), depth (blocks are left out) or auto (tries mixtures of these,
-            and takes what loses least on a part of the text that it was not fitted to).
-        by: of depth, which blocks go: loss (the one that costs least, again and again), change (those that turn the states
-            least), continuity (those most like the one before) or random.
+            (fewer channels in MLP and heads), mlp (in the MLP alone), depth (blocks are left out), merge (two neighbours become one) or
+            auto (tries mixtures of these, and takes what loses least on a part of the text that it was not fitted to).
+        by: of depth, which blocks go: loss (the default: the one that costs least, again and again), change (those that turn the states
+            least), continuity (those most like the one before) or random. Of merge, which pairs become one: change (the default),
+            continuity or random.
         group: of shared, how many neighbouring blocks share.
         groups: of shared, how they are found: equal, continuity, tail (the energy that sharing loses) or random.
         sides: of shared, on which side: role (query, key, gate, up: input; output, down: output; value: none), input or output.
-        tokens: of the text, at most; 16,384, and 4,096 for depth.
+        tokens: of the text, at most; 16,384, and 4,096 for depth and merge.
         seed: of what is chosen at random.
         heal: then train the result for so many steps on the same text; told separately.
         verify: open the folder in a fresh process, without gnomon, and compare logits.
     """
-    if method == "depth":
+    if method in ("depth", "merge"):
         if verify:
-            raise UserError("--verify is for matrices that were replaced; blocks left out are checked always")
-        _shorten(model, out, calibrate, keep, by, tokens, seed)
+            raise UserError("--verify is for matrices that were replaced; fewer blocks are checked always")
+        merge = method == "merge"
+        _shorten(model, out, calibrate, keep, by or ("change" if merge else "loss"), merge, tokens, seed)
         return _heal(out, model, calibrate, heal, seed)
 
     from gnomon.compress import auto
@@ -269,13 +271,7 @@ def compress(
         report.show([{"mixture": str(one), "loss": one.loss} for one in tried], title="tried, loss in nats/token on rows not fitted to")
     else:
         made = run_compress(model, out, calibrate, keep, method=method, group=group, groups=groups, sides=sides, **options)
-    report.show(
-        [
-            {"": "before", "weights": made.parameters_before, "loss": made.loss_before},
-            {"": "after", "weights": made.parameters, "loss": made.loss},
-        ],
-        {"": "", "weights": "weights of the blocks", "loss": "loss on the calibration text (nats/token)"},
-    )
+    _before_and_after(made)
     how = "opens in transformers" if made.plain else "opens in transformers with trust_remote_code=True"
     print(f"wrote {made.folder}: {how}")
     if made.difference is not None:
@@ -293,20 +289,25 @@ def _heal(folder: Path, source: str, text: Path, steps: int, seed: int) -> None:
     print(f"healed by {healed.steps:,} steps: {losses} on {healed.rows} rows of the text that were not trained on")
 
 
-def _shorten(model: str, out: Path, calibrate: Path, keep: float, by: str, tokens: int | None, seed: int) -> None:
+def _shorten(model: str, out: Path, calibrate: Path, keep: float, by: str, merge: bool, tokens: int | None, seed: int) -> None:
     from gnomon.compress import shorten
 
-    made = shorten(model, out, calibrate, keep, by=by, tokens=tokens or 4096, seed=seed, progress=True)
+    made = shorten(model, out, calibrate, keep, by=by, merge=merge, tokens=tokens or 4096, seed=seed, progress=True)
+    _before_and_after(made)
+    if made.removed:
+        what = "merged with the block before" if merge else "left out, in this order"
+        print(f"{what}: {', '.join(map(str, made.removed))}; {made.blocks} blocks stay")
+    print(f"wrote {made.folder}")
+
+
+def _before_and_after(made: Any) -> None:
     report.show(
         [
-            {"": "before", "blocks": made.blocks + len(made.removed), "weights": made.parameters_before, "loss": made.loss_before},
-            {"": "after", "blocks": made.blocks, "weights": made.parameters, "loss": made.loss},
+            {"": "before", "weights": made.parameters_before, "loss": made.loss_before},
+            {"": "after", "weights": made.parameters, "loss": made.loss},
         ],
-        {"": "", "blocks": "blocks", "weights": "weights of the blocks", "loss": "loss on the calibration text (nats/token)"},
+        {"": "", "weights": "weights of the blocks", "loss": "loss on the calibration text (nats/token)"},
     )
-    if made.removed:
-        print(f"left out, in this order: {', '.join(map(str, made.removed))}")
-    print(f"wrote {made.folder}")
 
 
 def eval(

@@ -64,7 +64,7 @@ def test_budgets_are_kept(found):
         share = {key: line[key] / whole[key] for key in ("weights", "bytes") if key in line}
         if line["method"] in ROUNDED:
             assert share["weights"] == 1 and share["bytes"] == pytest.approx({"int8": 0.51, "int4": 0.28}[line["method"]], abs=0.02)
-        elif line["method"].startswith("depth"):
+        elif line["method"].startswith(("depth", "merge")):
             assert share["weights"] == pytest.approx(2 / 3) and len(line["gone"]) == 1
         elif line["method"] in METHODS:
             # What rank and channels leave unused is less than one of them for each matrix.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
     from gnomon.compress.group_choice import GROUPS as GROUPS
     from gnomon.compress.healing import Healed as Healed
     from gnomon.compress.healing import heal as heal
+    from gnomon.compress.merging import MERGED_BY as MERGED_BY
     from gnomon.compress.methods import METHODS as METHODS
     from gnomon.compress.shared_basis import SIDES as SIDES
     from gnomon.compress.shortening import Shortened as Shortened
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
 
 _EXPORTS = {
     "shorten": "shortening", "Shortened": "shortening",
-    "BY": "block_choice",
+    "BY": "block_choice", "MERGED_BY": "merging",
     "auto": "best_mixture", "Mixture": "best_mixture",
     "heal": "healing", "Healed": "healing",
     "compress": "compressing", "Compressed": "compressing",

@@ -23,6 +23,7 @@ ROLES = frozenset(role for role in anatomy.ATTENTION | anatomy.MLP if not role.s
 
 # Classes that compute y = W x + b and nothing else.
 _LINEAR = ("Linear", "Conv1D", "FalconLinear")
+_STORED = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +136,11 @@ def shape_of(linear: Any) -> tuple[int, int]:
     """(outputs, inputs); a Conv1D stores them the other way round."""
     first, second = linear.weight.shape
     return (second, first) if type(linear).__name__ == "Conv1D" else (first, second)
+
+
+def stored_in(streamed: Streamed, name: str) -> torch.dtype:
+    """In which numbers a parameter is written; what is quantised is written as fp32."""
+    return _STORED.get(streamed.checkpoint.entries[streamed.sources.of[name][0]].dtype, torch.float32)
 
 
 def take(streamed: Streamed, index: int, moments: Mapping[str, Tensor] | None = None, tokens: int = 0) -> BlockMatrices:

@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gnomon.compress import compressed_folder
-from gnomon.compress.block_matrices import BlockMatrices, linears_of, measured
+from gnomon.compress.block_matrices import BlockMatrices, linears_of, measured, stored_in
 from gnomon.compress.budget import budget_of, check_calibration, open_whole
 from gnomon.compress.folder_check import check_folder
 from gnomon.compress.group_choice import equal_groups, find_groups
@@ -35,8 +34,6 @@ from gnomon.files import atomic_folder
 from gnomon.progress import Progress
 from gnomon.running.streamed import Block, Streamed
 from gnomon.running.token_rows import Rows, read_rows
-
-_STORED = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -183,8 +180,7 @@ def _as_stored(streamed: Streamed, index: int, made: Mapping[str, Replacement]) 
     """In the numbers the linear is stored in, so that what is fitted later sees their rounding."""
     stored = {}
     for linear, one in made.items():
-        (source,) = streamed.sources.of[f"{streamed.block_names[index]}.{linear}.weight"]
-        stored[linear] = rounded(one, _STORED.get(streamed.checkpoint.entries[source].dtype, torch.float32))
+        stored[linear] = rounded(one, stored_in(streamed, f"{streamed.block_names[index]}.{linear}.weight"))
     return stored
 
 

@@ -20,6 +20,7 @@ from gnomon.compress.compressing import make
 from gnomon.compress.group_choice import GROUPS, find_groups
 from gnomon.compress.in_place import replaced
 from gnomon.compress.low_rank import Method, pivoted, private
+from gnomon.compress.merging import MERGED_BY, groups_without, merged, pairs_by
 from gnomon.compress.modules import mlp, modules
 from gnomon.compress.replacements import Replacement, Term
 from gnomon.compress.rounding import FORMATS, Format, rounded
@@ -34,9 +35,11 @@ WEIGHT = 2
 
 @dataclass
 class Made(InMemory):
-    """A smaller model: what the linears of each block become, blocks that are gone, and how weights are rounded."""
+    """A smaller model: what the linears of each block become, blocks that are gone, whether they were merged with the one before, and how
+    weights are rounded."""
 
     gone: tuple[int, ...] = ()
+    merge: bool = False
     form: Format | None = None
 
 
@@ -49,9 +52,9 @@ def present(streamed: Streamed, made: Made) -> Iterator[Visit]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(streamed.held(streamed.table_names))
-        for index in range(len(streamed.blocks)):
-            if index not in made.gone:
-                stack.enter_context(replaced(streamed, index, made.load(index)))
+        for group in groups_without(len(streamed.blocks), made.gone, made.merge):
+            stack.enter_context(merged(streamed, group))
+            stack.enter_context(replaced(streamed, group[0], made.load(group[0])))
         yield visit
 
 
@@ -117,6 +120,13 @@ def _without(given: Given, keep: float, *, by: str) -> Made:
     return Made(gone=tuple(BY[by](given.streamed, given.rows, blocks - round(keep * blocks), given.seed, lambda _: None)))
 
 
+def _merged(given: Given, keep: float, *, by: str) -> Made:
+    """Whole blocks merged with the one before."""
+    blocks = len(given.streamed.blocks)
+    pairs = pairs_by(by, given.streamed, given.rows, blocks - round(keep * blocks), given.seed)
+    return Made(gone=tuple(second for _, second in pairs), merge=True)
+
+
 def _only_rounded(given: Given, keep: float, *, form: str) -> Made:
     """Every matrix as it is, in fewer bits."""
     made, streamed = Made(form=FORMATS[form]), given.streamed
@@ -148,6 +158,7 @@ METHODS: dict[str, Maker] = {
        for side, sides in SIDES.items()},
     **{f"shared by role, groups by {by}": partial(_within, method=shared, group=3, by=by) for by in ("equal", *GROUPS)},
     **{f"depth by {by}": partial(_without, by=by) for by in BY},
+    **{f"merge by {by}": partial(_merged, by=by) for by in MERGED_BY},
     **{f"modules + {form}": partial(_within, method=modules, form=form) for form in FORMATS},
 }  # fmt: skip
 """By name; "shared" without more is by pairs of neighbours, and groups are of three blocks in the mean."""

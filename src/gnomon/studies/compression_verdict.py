@@ -153,6 +153,8 @@ def _methods(lines: Sequence[Line]) -> list[dict[str, str]]:
         ("shared by role", "private"), ("shared by role", "shared input"), ("shared by role", "shared output"), ("modules", "private"),
         ("modules", "pivoted"), ("shared by role, groups by continuity", "shared by role, groups by random"),
         ("depth by continuity", "depth by random"), ("depth by continuity", "depth by change"), ("depth by change", "modules"),
+        ("merge by continuity", "merge by random"), ("merge by continuity", "merge by change"), ("merge by change", "depth by change"),
+        ("mlp", "private"), ("mlp", "modules"),
     ]  # fmt: skip
     losses = {(x["method"], x["keep"], place(x), x["sample"]): nats(x) for x in lines if nats(x)}
     pairs: dict[tuple[str, str, float, str], list[float]] = {}
