@@ -22,9 +22,10 @@ from gnomon.compress.whitened_svd import lost
 from gnomon.errors import UserError
 from gnomon.running.block_worth import loss_through, losses_without
 from gnomon.running.last_words import LastWords, last_words, read_last_words
-from gnomon.running.streamed import Block, Visit, open_streamed
+from gnomon.running.streamed import Block, Streamed, Visit, open_streamed
 from gnomon.running.token_rows import Rows, read_rows
-from gnomon.studies.compression_cells import Cell, Setup
+from gnomon.studies.compression_cells import HEALED, Cell, Setup
+from gnomon.studies.compression_healed import healed
 from gnomon.studies.compression_methods import METHODS, ROUNDED, Given, Made, present, size
 
 SIDES = ("", "input", "output")
@@ -63,32 +64,42 @@ class Bench:
             return {"pairs": self._pairs(cell)}
         if cell.method == "blocks":
             return {"blocks": self._blocks(cell)}
-        made = Made()
-        if cell.method != "whole":
-            fitted = cell.method not in ROUNDED and not cell.method.startswith("depth")
-            matrices = self.matrices(cell.sample) if fitted and not self.setup.sequential else None
-            given = Given(self.streamed, self.samples[cell.sample], matrices, cell.sample)
-            made = (METHODS | ROUNDED)[cell.method](given, cell.keep)
+        method, _, steps = cell.method.partition(HEALED)
+        made = self._made(method, cell)
         weights, nbytes = size(self.streamed, made)
         found = {"weights": weights, "bytes": nbytes} | ({"gone": made.gone} if made.gone else {})
-        with present(self.streamed, made) as visit:
-            if "losses" in what:
-                found["losses"] = self._losses(visit)
-            if "lambada" in what:
-                found["lambada"] = self._lambada(visit)
+        if not steps:
+            with present(self.streamed, made) as visit:
+                return found | self._told(self.streamed, visit, what)
+        rows = next(iter(self.texts.values()))
+        with healed(self.streamed, made, self.setup.data, int(steps), cell.sample, rows) as smaller, present(smaller, Made()) as visit:
+            return found | self._told(smaller, visit, what)
+
+    def _made(self, method: str, cell: Cell) -> Made:
+        if method == "whole":
+            return Made()
+        fitted = method not in ROUNDED and not method.startswith(("depth", "merge"))
+        matrices = self.matrices(cell.sample) if fitted and not self.setup.sequential else None
+        given = Given(self.streamed, self.samples[cell.sample], matrices, cell.sample)
+        return (METHODS | ROUNDED)[method](given, cell.keep)
+
+    def _told(self, streamed: Streamed, visit: Visit, what: Collection[str]) -> dict[str, Any]:
+        """Losses on all texts and last words, of those what is wanted."""
+        found: dict[str, Any] = {}
+        if "losses" in what:
+            found["losses"] = self._losses(streamed, visit)
+        if "lambada" in what:
+            said = last_words(streamed, self.passages, visit)
+            found["lambada"] = {"items": said.items, "accuracy": round(said.accuracy, 5), "nats": round(said.nats, 5)}
         return found
 
-    def _losses(self, visit: Visit) -> dict[str, float]:
-        return {name: round(loss_through(self.streamed, rows, visit), 5) for name, rows in self.texts.items()}
+    def _losses(self, streamed: Streamed, visit: Visit) -> dict[str, float]:
+        return {name: round(loss_through(streamed, rows, visit), 5) for name, rows in self.texts.items()}
 
     def _loss(self, made: Made) -> float:
         """On the first text."""
         with present(self.streamed, made) as visit:
             return round(loss_through(self.streamed, next(iter(self.texts.values())), visit), 5)
-
-    def _lambada(self, visit: Visit) -> dict[str, Any]:
-        said = last_words(self.streamed, self.passages, visit)
-        return {"items": said.items, "accuracy": round(said.accuracy, 5), "nats": round(said.nats, 5)}
 
     def _roles(self, cell: Cell) -> dict[str, dict[str, dict[str, float]]]:
         """role -> side ("" for bases of its own) -> losses, where the role alone is made smaller, pair by pair."""
@@ -103,7 +114,7 @@ class Bench:
                 for first in range(0, len(matrices), 2):
                     self._share(made, matrices[first : first + 2], cell.keep, {role: side} if side else {}, (role,))
                 with present(self.streamed, made) as visit:
-                    found.setdefault(role, {})[side or "own"] = self._losses(visit)
+                    found.setdefault(role, {})[side or "own"] = self._losses(self.streamed, visit)
         return found
 
     def _pairs(self, cell: Cell) -> dict[str, list[float]]:

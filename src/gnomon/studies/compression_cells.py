@@ -14,7 +14,9 @@ PARTS = ("roles", "pairs", "blocks")
 ROLE_KEEP = 0.5
 """Of one role's weights, where it alone is made smaller: at 0.8 of so little, differences drown."""
 
-
+HEALED = " + heal "
+"""Between a method and the steps of training, in the name of a cell."""
+_WHOLE = ("calibration", "tokens", "length", "items", "heal")
 _SPLITS = ("train", "valid", "validation", "test")
 
 
@@ -42,6 +44,7 @@ class Setup:
         sequential: whether each block is fitted to what the smaller ones before it give; else to what the whole model gives, which is
             measured once for all methods and shares.
         lambada, items: a file of passages whose last word is asked for, and how many are read; "" for none.
+        heal: steps of training after which each smaller model is measured once more; 0 for none.
     """
 
     model: str
@@ -57,6 +60,7 @@ class Setup:
     sequential: bool = True
     lambada: str = ""
     items: int = 200
+    heal: int = 0
 
     @property
     def named_texts(self) -> dict[str, str]:
@@ -79,7 +83,7 @@ def setup(data: str | None, samples: int | None, methods: Sequence[str], changes
     """
     from gnomon.studies.compression_methods import METHODS, ROUNDED
 
-    known = ("model", "texts", "name", "keep", "calibration", "tokens", "length", "sequential", "lambada", "items")
+    known = ("model", "texts", "name", "keep", "calibration", "tokens", "length", "sequential", "lambada", "items", "heal")
     for key in changes:
         check_name("setting of this study", key, known)
     needed = {"--data": data, "--set model=": changes.get("model"), "--set texts=": changes.get("texts")}
@@ -93,10 +97,11 @@ def setup(data: str | None, samples: int | None, methods: Sequence[str], changes
         check_name("method or part", method, [*METHODS, *ROUNDED, *PARTS])
     given: dict[str, Any] = {}
     try:
-        given |= {key: int(changes[key]) for key in ("calibration", "tokens", "length", "items") if key in changes}
+        given |= {key: int(changes[key]) for key in _WHOLE if key in changes}
         given |= {"keep": tuple(float(share) for share in str(changes["keep"]).split(","))} if "keep" in changes else {}
     except ValueError as error:
-        raise UserError(f"--set calibration=, tokens=, length=, items= are whole numbers, keep= shares such as 0.8,0.6 ({error})") from None
+        names = ", ".join(f"{key}=" for key in _WHOLE)
+        raise UserError(f"--set {names} are whole numbers, keep= shares such as 0.8,0.6 ({error})") from None
     if "sequential" in changes:
         given["sequential"] = check_name("value of sequential", str(changes["sequential"]).lower(), ("true", "false")) == "true"
     texts = tuple(str(changes["texts"]).split(","))
@@ -126,6 +131,9 @@ def cells(setup: Setup) -> Iterator[Cell]:
     for sample in range(setup.samples):
         for keep in setup.keep:
             yield from (Cell(method, keep, sample) for method in METHODS if method in wanted)
+        # What is rounded is not trained: that would undo it.
+        trained = [method for method in METHODS if setup.heal and method in wanted and "+" not in method]
+        yield from (Cell(f"{method}{HEALED}{setup.heal}", keep, sample) for keep in setup.keep for method in trained)
         if not sample:
             yield from (Cell(method, 1.0, 0) for method in ROUNDED if method in wanted)
         yield from (Cell(part, ROLE_KEEP, sample) for part in PARTS if part in wanted)
