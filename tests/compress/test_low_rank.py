@@ -8,6 +8,7 @@ import torch
 
 from gnomon.compress.block_matrices import BlockMatrices, Matrix
 from gnomon.compress.low_rank import pivoted, private
+from gnomon.compress.methods import METHODS
 from gnomon.compress.replacements import numel
 from gnomon.compress.shared_basis import BY_ROLE, SIDES, shared
 from gnomon.compress.whitened_svd import coefficients, input_basis, lost, output_basis
@@ -73,6 +74,15 @@ def test_methods_reach_the_optimum_of_their_rank_and_stay_in_budget(method):
             assert numel([made[matrix.linear]]) <= 0.6 * matrix.W_MN.numel()
             tail = whitened_tail(matrix.W_MN, C, len(term.B_RN))
             assert lost(matrix.W_MN, made[matrix.linear].W_MN, C) == pytest.approx(tail, rel=1e-4)  # kept in fp32
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_another_share_of_the_same_block_is_what_it_would_be_alone(method):
+    """What is kept of a block between two shares is not of the share."""
+    one = block(0)
+    method([one], 0.8)
+    for linear, made in method([one], 0.4)[0].items():
+        torch.testing.assert_close(made.W_MN, method([block(0)], 0.4)[0][linear].W_MN, rtol=0, atol=0)
 
 
 def test_private_beats_plain_truncation_on_every_layer():

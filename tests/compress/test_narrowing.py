@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnomon.compress.narrowing import leverage, query_key, refit, rotary_pairs, value_directions
+from gnomon.compress.narrowing import leverage, query_key, refit, rotary_pairs, spectrum, value_directions
 
 
 def channels(tokens, N, rank=None, seed=0):
@@ -36,6 +36,11 @@ def test_refit_is_least_squares():
     ours = refit(W_MN, moment(z_TN), P_KN)
     theirs = np.linalg.lstsq((z_TN @ P_KN.T).numpy(), (z_TN @ W_MN.T).numpy(), rcond=None)[0].T
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_channels_are_kept_by_number_as_by_a_matrix():
+    S_NN, W_MN, kept = moment(channels(400, 12)), random(5, 12), torch.tensor([1, 4, 5, 11])
+    torch.testing.assert_close(refit(W_MN, S_NN, kept), refit(W_MN, S_NN, chosen(kept, 12)), rtol=1e-12, atol=1e-12)
 
 
 def test_refit_keeps_what_can_be_kept():
@@ -70,14 +75,14 @@ def test_leverage_is_numpys():
     values = np.linalg.eigvalsh(S_NN.numpy())
     ridge = values[:6].sum() / 4
     score = np.diag(S_NN.numpy() @ np.linalg.inv(S_NN.numpy() + ridge * np.eye(10)))
-    assert leverage(S_NN, 4).tolist() == sorted(np.argsort(-score)[:4].tolist())
+    assert leverage(spectrum(S_NN), 4).tolist() == sorted(np.argsort(-score)[:4].tolist())
 
 
 def test_leverage_sees_through_copies():
     """The norm would take both copies of the largest channel; leverage shares its weight between them."""
     z_TN = random(500, 4)
     z_TN = torch.cat((1.2 * z_TN, 1.2 * z_TN[:, :1]), dim=1)
-    assert len({0, 4} & set(leverage(moment(z_TN), 4).tolist())) == 1
+    assert len({0, 4} & set(leverage(spectrum(moment(z_TN)), 4).tolist())) == 1
 
 
 def test_leverage_and_refit_lose_less_than_the_median_choice():
@@ -89,7 +94,7 @@ def test_leverage_and_refit_lose_less_than_the_median_choice():
         return float((z_TN @ W_MN.T - z_TN @ P_KN.T @ refit(W_MN, S_NN, P_KN).T).square().sum())
 
     every = sorted(lost(kept) for kept in itertools.combinations(range(9), 5))
-    assert lost(leverage(S_NN, 5)) < every[len(every) // 4]
+    assert lost(leverage(spectrum(S_NN), 5)) < every[len(every) // 4]
 
 
 @pytest.mark.parametrize("heads", [1, 3])

@@ -78,6 +78,12 @@ class BlockMatrices:
         """Second moments of what this matrix multiplies."""
         return self.moments[matrix.linear]
 
+    @functools.cached_property
+    def known(self) -> dict[Any, Any]:
+        """What a method found out about the block that holds for every share, e.g. eigenvectors: another share has it at once. About as
+        large as the moments, and gone with the block."""
+        return {}
+
     @property
     def numel(self) -> int:
         """Weights of all matrices."""

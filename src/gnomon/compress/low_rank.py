@@ -42,7 +42,7 @@ def factored(block: BlockMatrices, matrix: Matrix, keep: float) -> Term:
     """A B within `keep` of the numbers of W."""
     M, N = matrix.W_MN.shape
     rank = whole_rank(keep * M * N / (M + N), keep, matrix, block)
-    U_MR = output_basis([matrix.W_MN], [block.C_NN(matrix)], rank)
+    U_MR = _basis(block, matrix)[:, :rank]
     return Term(U_MR.float(), (U_MR.T @ matrix.W_MN.double()).float())
 
 
@@ -51,7 +51,7 @@ def with_pivots(block: BlockMatrices, matrix: Matrix, keep: float) -> Term:
     M, N = matrix.W_MN.shape
     # R (M + N - R) = keep M N
     rank = whole_rank((M + N - math.sqrt((M + N) ** 2 - 4 * keep * M * N)) / 2, keep, matrix, block)
-    U_MR = output_basis([matrix.W_MN], [block.C_NN(matrix)], rank)
+    U_MR = _basis(block, matrix)[:, :rank]
     # Gaussian elimination with partial pivoting picks the rows: the combinations have no large numbers.
     P, L, _ = torch.linalg.lu(U_MR)
     order = P.argmax(0).tolist()
@@ -61,6 +61,14 @@ def with_pivots(block: BlockMatrices, matrix: Matrix, keep: float) -> Term:
     rows, last = _sorted(order[rank:])
     B_RN = U_MR[list(pivots)] @ (U_MR.T @ matrix.W_MN.double())
     return Term(X[last][:, first].float(), B_RN.float(), rows=rows, pivots=pivots)
+
+
+def _basis(block: BlockMatrices, matrix: Matrix) -> torch.Tensor:
+    """Of the outputs, of every rank: its first columns are that of a smaller one."""
+    key = "output basis", matrix.linear, matrix.rows
+    if key not in block.known:
+        block.known[key] = output_basis([matrix.W_MN], [block.C_NN(matrix)])
+    return block.known[key]
 
 
 def whole_rank(rank: float, keep: float, matrix: Matrix, block: BlockMatrices) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compress.block_matrices import BlockMatrices, Matrix, joined
-from gnomon.compress.narrowing import leverage, query_key, refit, rotary_pairs, value_directions
+from gnomon.compress.narrowing import leverage, query_key, refit, rotary_pairs, spectrum, value_directions
 from gnomon.compress.replacements import Replacement, Term
 from gnomon.errors import UserError
 
@@ -89,8 +89,11 @@ def narrow(block: BlockMatrices, keep: float, attention: float | None = None) ->
 def _mlp(block: BlockMatrices, down: Matrix, readers: list[Matrix], count: int) -> dict[str, Replacement]:
     """Nystrom: channels by leverage, the down projection refitted."""
     C_NN, width = block.C_NN(down), down.W_MN.shape[1]
-    kept_K = leverage(C_NN, count)
-    W_MK = refit(down.W_MN, C_NN, torch.eye(width, dtype=C_NN.dtype)[kept_K])
+    key = "spectrum", down.linear
+    if key not in block.known:
+        block.known[key] = spectrum(C_NN)
+    kept_K = leverage(block.known[key], count)
+    W_MK = refit(down.W_MN, C_NN, kept_K)
     made = {down.linear: Replacement((len(W_MK), count), (Term(W_MK),), block.biases[down.linear])}
     for linear in dict.fromkeys(matrix.linear for matrix in readers):
         parts = [matrix for matrix in readers if matrix.linear == linear]

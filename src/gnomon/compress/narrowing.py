@@ -12,6 +12,8 @@ Legend: N channels, K those kept, M outputs, H query heads that share a key or v
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,20 @@ from torch import Tensor
 _RIDGE = 1e-8
 
 
-def leverage(moment_NN: Tensor, count: int) -> Tensor:
+class Spectrum(NamedTuple):
+    """Eigenvalues of second moments, and how much of each channel is in each eigenvector (its square, fp32)."""
+
+    values_N: Tensor
+    squares_NN: Tensor
+
+
+def spectrum(moment_NN: Tensor) -> Spectrum:
+    """What `leverage` reads, whatever the number of channels that stay."""
+    values_N, vectors_NN = torch.linalg.eigh(moment_NN.double())
+    return Spectrum(values_N.clamp_min(0), vectors_NN.square().float())
+
+
+def leverage(spectrum: Spectrum, count: int) -> Tensor:
     """The `count` channels with the largest ridge leverage scores, ascending, int64 (Nystrom; arXiv 2408.09632, Algorithm 1).
 
     The score of a channel is diag(S (S + ridge)^-1), the share of it that the others cannot stand in for. The paper's ridge is 1,
@@ -27,28 +42,31 @@ def leverage(moment_NN: Tensor, count: int) -> Tensor:
     the error is bounded (arXiv 1511.07263, Definition 1).
 
     Args:
-        moment_NN: second moments of the channels.
+        spectrum: of the channels' second moments S.
         count: from 1 to N.
     """
-    values_N, vectors_NN = torch.linalg.eigh(moment_NN.double())
-    values_N = values_N.clamp_min(0)
+    values_N = spectrum.values_N
     ridge = values_N[: len(values_N) - count].sum() / count + _RIDGE * values_N.mean()
     # Where all is zero so is the ridge, and any choice will do.
-    score_N = vectors_NN.square() @ (values_N / (values_N + ridge).clamp_min(torch.finfo(torch.float64).tiny))
+    score_N = spectrum.squares_NN.double() @ (values_N / (values_N + ridge).clamp_min(torch.finfo(torch.float64).tiny))
     return score_N.topk(count).indices.sort().values
 
 
-def refit(W_MN: Tensor, moment_NN: Tensor, P_KN: Tensor) -> Tensor:
+def refit(W_MN: Tensor, moment_NN: Tensor, P: Tensor) -> Tensor:
     """W'_MK with the least E|W z - W' P z|^2, W' = W S P^T (P S P^T)^-1, in the dtype of W.
 
     Args:
         W_MN: reads the channels z.
         moment_NN: S, their second moments.
-        P_KN: what is kept of them.
+        P: what is kept of them, (K, N); or the numbers of those that are, (K,) int64, which spares two products.
     """
-    P_KN, S_NN = P_KN.double(), moment_NN.double()
-    SP_NK = S_NN @ P_KN.T
-    kept_KK = P_KN @ SP_NK
+    S_NN = moment_NN.double()
+    if P.is_floating_point():
+        SP_NK = S_NN @ P.double().T
+        kept_KK = P.double() @ SP_NK
+    else:
+        SP_NK = S_NN[:, P]
+        kept_KK = SP_NK[P]
     # Relative to each kept channel, so that a scale of its own does no harm.
     size_K = kept_KK.diagonal()
     scale_K = torch.where(size_K > 0, size_K, 1.0).rsqrt()
@@ -56,8 +74,8 @@ def refit(W_MN: Tensor, moment_NN: Tensor, P_KN: Tensor) -> Tensor:
     # No moment is negative, so the most negative eigenvalue tells how far rounding goes, and below that nothing is known. In
     # SmolLM2's value heads it went beyond the ridge.
     known_K = values_K > torch.maximum(-2 * values_K[0], torch.full_like(values_K[0], _RIDGE))
-    solved_KK = (vectors_KK * torch.where(known_K, 1 / values_K, 0.0)) @ vectors_KK.T
-    return ((W_MN.double() @ SP_NK * scale_K) @ solved_KK * scale_K).to(W_MN.dtype)
+    turned_MK = (W_MN.double() @ SP_NK * scale_K) @ vectors_KK * torch.where(known_K, 1 / values_K, 0.0)
+    return (turned_MK @ vectors_KK.T * scale_K).to(W_MN.dtype)
 
 
 def value_directions(moment_CC: Tensor, W_HMC: Tensor, count: int) -> Tensor:
@@ -75,7 +93,9 @@ def value_directions(moment_CC: Tensor, W_HMC: Tensor, count: int) -> Tensor:
     ridge = _RIDGE * S_CC.diagonal().mean()
     ridge = torch.where(ridge > 0, ridge, 1.0)
     L_CC = torch.linalg.cholesky(S_CC + ridge * torch.eye(len(S_CC), dtype=S_CC.dtype, device=S_CC.device))
-    right_CC = torch.linalg.svd(W_HMC.double().flatten(0, 1) @ L_CC, full_matrices=True).Vh
+    # Of the outputs, of which there are many more than channels, their triangular factor tells as much.
+    R = torch.linalg.qr(W_HMC.double().flatten(0, 1) @ L_CC, mode="r").R
+    right_CC = torch.linalg.svd(R, full_matrices=True).Vh
     return torch.linalg.solve_triangular(L_CC, right_CC[:count], upper=False, left=False)
 
 

@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 
-def output_basis(W_MN: Sequence[Tensor], C_NN: Sequence[Tensor], rank: int) -> Tensor:
-    """U_MR with orthonormal columns of least Σ ‖(W - U Uᵀ W) X‖², each layer with its own C."""
+def output_basis(W_MN: Sequence[Tensor], C_NN: Sequence[Tensor], rank: int | None = None) -> Tensor:
+    """U_MR with orthonormal columns of least Σ ‖(W - U Uᵀ W) X‖², each layer with its own C.
+
+    The first columns are the basis of a smaller rank; None for the largest.
+    """
     if len(W_MN) == 1 and W_MN[0].shape[0] > W_MN[0].shape[1]:  # the smaller of the two eigenproblems
         W, S = W_MN[0].double(), root(C_NN[0])
         directions_NR = leading(S @ (W.T @ W) @ S, rank)
@@ -48,9 +51,9 @@ def lost(W_MN: Tensor, made_MN: Tensor, C_NN: Tensor) -> float:
     return float(((gone @ C_NN.double()) * gone).sum())
 
 
-def leading(symmetric: Tensor, rank: int) -> Tensor:
-    """Eigenvectors of the largest eigenvalues, as columns, the largest first."""
-    return torch.linalg.eigh(symmetric).eigenvectors[:, -rank:].flip(1)
+def leading(symmetric: Tensor, rank: int | None) -> Tensor:
+    """Eigenvectors of the largest eigenvalues, as columns, the largest first; None for all."""
+    return torch.linalg.eigh(symmetric).eigenvectors.flip(1)[:, :rank]
 
 
 def root(C_NN: Tensor) -> Tensor:

@@ -157,7 +157,8 @@ class Bench:
             made.save([block.index], [{name: one for name, one in linears.items() if name in wanted}])
 
     def matrices(self, sample: int) -> list[BlockMatrices]:
-        """Every block's, with the moments of the whole model's inputs on a calibration sample."""
+        """Every block's, with the moments of the whole model's inputs on a calibration sample; what methods found out about one
+        (`BlockMatrices.known`) serves their next share. Some 20 bytes for each weight of the blocks, of one sample at a time."""
         if self._matrices[0] != sample:
             found: list[BlockMatrices] = []
 
