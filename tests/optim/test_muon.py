@@ -76,7 +76,7 @@ def test_placed_at_construction_and_feasible_after(manifold, shape):
     off = bool(manifold.violation(before) > 1e-5)
     assert (optimizer.placed[0]["change"] > 0) == off == (not torch.equal(W, before))
     assert off or isinstance(manifold, (gnomon.Euclidean, gnomon.DGram, gnomon.Sphere, gnomon.SpectralBall))
-    for step in range(30):
+    for step in range(12):
         W.grad = gradient(shape, step)
         optimizer.step()
     assert W.isfinite().all() and manifold.violation(W.detach()) < 1e-4
@@ -244,16 +244,16 @@ def test_transposed_storage_steps_alike():
 def test_resume_equals_uninterrupted(assignment, options, tmp_path):
     whole, parted = model(qkv="fused"), model(qkv="fused")
     optimizer = ManifoldMuon(assign(whole, assignment), **options)
-    run(whole, optimizer, 6)
+    run(whole, optimizer, 3)
     optimizer = ManifoldMuon(assign(parted, assignment), **options)
-    run(parted, optimizer, 3)
+    run(parted, optimizer, 2)
     tensors, rest = checkpoint_layout.split_state(optimizer.state_dict())
     fresh = model(qkv="fused")
     fresh.load_state_dict(copy.deepcopy(parted.state_dict()))
     again = ManifoldMuon(assign(fresh, assignment), **options)
     fresh.load_state_dict(parted.state_dict())  # placing weights anew may round them
     again.load_state_dict(checkpoint_layout.join_state(tensors, json.loads(json.dumps(rest))))
-    run(fresh, again, 3, start=3)
+    run(fresh, again, 1, start=2)
     assert same(whole, fresh)
 
 
@@ -634,12 +634,12 @@ def test_float64_weights_are_placed_in_float64():
 
 
 @every
-@pytest.mark.parametrize("dtype, value", [(torch.float16, 500.0), (torch.bfloat16, 1e30), (torch.float32, 1e30)])
+@pytest.mark.parametrize("dtype, value", [(torch.float16, 5000.0), (torch.bfloat16, 1e30), (torch.float32, 1e30)])
 def test_finite_gradients_are_stepped_however_large(manifold, dtype, value):
-    """Their norm overflows: 300 x 300 numbers of 500 in fp16, or numbers of 1e30 in fp32."""
-    W, optimizer = single(manifold, (300, 300), dtype=dtype)
-    V, other = single(manifold, (300, 300), dtype=dtype)
-    sign = gradient((300, 300), 0).sign().to(dtype)
+    """Their norm overflows: 32 x 32 numbers of 5000 in fp16, or numbers of 1e30 in fp32."""
+    W, optimizer = single(manifold, (32, 32), dtype=dtype)
+    V, other = single(manifold, (32, 32), dtype=dtype)
+    sign = gradient((32, 32), 0).sign().to(dtype)
     W.grad, V.grad = sign * value, sign
     assert not torch.isfinite(torch.linalg.vector_norm(W.grad.float() if dtype != torch.float16 else W.grad))
     optimizer.step(), other.step()
