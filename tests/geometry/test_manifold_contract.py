@@ -215,7 +215,7 @@ def test_the_sphere_keeps_a_norm_over_many_steps():
     """Nothing is stored beside the matrix, so rounding must not add up."""
     W = gaussian(2, 48, 32, dtype=torch.float32) * torch.tensor([1.0, 30.0])[:, None, None]
     before = torch.linalg.matrix_norm(W.double())
-    for step in range(1000):
+    for step in range(300):
         W = gnomon.Sphere().step(W, gaussian(2, 48, 32, seed=step, dtype=torch.float32), 0.02)
     torch.testing.assert_close(torch.linalg.matrix_norm(W.double()), before, rtol=1e-5, atol=0)
 

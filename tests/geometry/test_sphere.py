@@ -212,10 +212,10 @@ def test_fp16_square_sum_does_not_overflow():
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 1e-3)])
 def test_norm_does_not_drift(p, dtype, bound):
-    """2000 steps: the bf16 stream stays at the radius because every step rescales to it."""
+    """500 steps: the bf16 stream stays at the radius because every step rescales to it."""
     generator = torch.Generator().manual_seed(0)
     h = sphere.project(torch.randn(8, 256, generator=generator), 16.0).to(dtype)
-    for _ in range(2000):
+    for _ in range(500):
         h = sphere.step(h, torch.randn(8, 256, generator=generator).to(dtype), 0.1, p=p, radius=16.0)
     assert (h.float().norm(dim=-1) / 16 - 1).abs().max() < bound
 
@@ -244,7 +244,7 @@ def test_step_size_gradient_over_many_bf16_tokens():
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.floats(0.05, 40) | st.just(math.inf),
     st.floats(-8, 8),

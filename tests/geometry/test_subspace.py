@@ -33,7 +33,7 @@ def spiked(M, N, spikes, seed=0, dtype=torch.float32):
 SPIKES = [3.33, 3.28, 3.0, 2.95, 2.8, 2.75, 2.7, 2.6]
 
 
-@pytest.mark.parametrize("shape", [(512, 512), (768, 256), (256, 768), (200, 1000)])
+@pytest.mark.parametrize("shape", [(320, 320), (512, 224), (224, 512), (200, 800)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_leading_is_the_exact_answer(shape, dtype):
     W = spiked(*shape, SPIKES, dtype=dtype)
@@ -118,7 +118,7 @@ def test_not_a_matrix(shape):
         subspace.leading(torch.ones(3, 3).long())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.floats(-30, 30), st.booleans())
 def test_scale_and_sign_do_not_matter(exponent, negative):
     W = spiked(256, 224, SPIKES)
@@ -175,7 +175,7 @@ def test_cosine_null_against_an_integral(dim):
 
 
 def test_null_levels_against_sampling():
-    d, k, n = 48, 4, 1500
+    d, k, n = 48, 4, 600
     g = torch.Generator().manual_seed(0)
     Q = torch.linalg.qr(torch.randn(n, 2, d, d, generator=g, dtype=torch.float64))[0]
     A, B = Q[:, 0, :k], Q[:, 1, :k]
