@@ -9,10 +9,11 @@ from hf_cases import build
 from running_cases import make, write_tokens
 
 from gnomon import cli
+from gnomon.compress import folder_check
 from gnomon.compress.best_mixture import JUDGES, WITHIN, auto, candidates, search
 from gnomon.compress.budget import open_whole
 from gnomon.errors import UserError
-from gnomon.running import read_rows
+from gnomon.running import open_streamed, read_rows
 
 transformers = pytest.importorskip("transformers")
 IDS_N = np.random.default_rng(0).integers(3, 128, 800)
@@ -46,7 +47,9 @@ def test_whole_blocks_alone_where_they_are_enough(whole, tokens):
     assert [(len(m.gone), m.method, m.share) for m in found if m.gone] == [(1, "", 1.0)]
 
 
-def test_the_best_is_written(whole, tokens, tmp_path):
+def test_the_best_is_written(whole, tokens, tmp_path, monkeypatch):
+    in_this_process = lambda folder, work, tokens_BT: (open_streamed(folder).run(tokens_BT).logits, {})  # noqa: E731
+    monkeypatch.setattr(folder_check, "in_fresh_process", in_this_process)
     made, tried = auto(whole, tmp_path / "out", tokens, KEEP, tokens=800, length=50, verify=True)
     assert len(tried) == 6 and [m.loss for m in tried] == sorted(m.loss for m in tried)
     assert made.difference < 1e-5 and made.parameters <= KEEP * made.parameters_before
