@@ -25,12 +25,8 @@ SMALL = [
 ]
 
 
-def process(*arguments):
-    return subprocess.run([sys.executable, "-m", "gnomon", *map(str, arguments)], capture_output=True, text=True)
-
-
 def gnomon(*arguments):
-    """The same within this process, without the seconds it takes to import torch; an exception goes through."""
+    """`python -m gnomon` within this process, without the seconds it takes to import torch; an exception goes through."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
             code = cli.main([*map(str, arguments)])
@@ -72,7 +68,7 @@ def test_surface_is_frozen(command, capsys):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "run"
-    done = process("train", "tiny", "--steps", 3, "--residual", "sphere", "--p", "inf", "--out", folder, "--set", *SMALL)
+    done = gnomon("train", "tiny", "--steps", 3, "--residual", "sphere", "--p", "inf", "--out", folder, "--set", *SMALL)
     assert done.returncode == 0, done.stderr
     return folder
 
