@@ -234,6 +234,15 @@ def test_the_budget_counts_what_no_method_replaces(made):
         budget_of(streamed, 0.5)
 
 
+def test_blocks_without_a_matrix_to_replace_are_told(made, monkeypatch):
+    from gnomon.compress import budget
+
+    root, *_ = made
+    monkeypatch.setattr(budget, "linears_of", lambda *_: {})
+    with pytest.raises(UserError, match="the blocks of LlamaForCausalLM have no matrix .* --method depth"):
+        budget_of(open_streamed(root / "llama-whole"), 0.5)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -15,11 +15,18 @@ from gnomon.errors import UserError
 from gnomon.running import open_streamed
 
 transformers = pytest.importorskip("transformers")
+HONEST = (
+    "does not predict a next token", "can be replaced", "does not run its blocks once and in order", "refuses its config.json",
+    "directions that were never seen", "no class of transformers reads text", "writes into its weights",
+)  # fmt: skip
+"""Why a class may be refused."""
+PARTS = 8
 TOKENS_BT = torch.randint(5, 100, (2, 32), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.slow
-def test_every_class_of_transformers(tmp_path, monkeypatch):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_class_of_transformers(part, tmp_path, monkeypatch):
     transformers.utils.logging.disable_progress_bar()
     tokens = write_tokens(tmp_path / "t.bin", np.random.default_rng(0).integers(5, 100, 640))
     seen = {}
@@ -30,7 +37,7 @@ def test_every_class_of_transformers(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ours, "check_folder", keeping)
     equal, told, wrong = [], {}, {}
-    for (kind, name), encoder_decoder in tiny_transformers.classes().items():
+    for (kind, name), encoder_decoder in list(tiny_transformers.classes().items())[part::PARTS]:
         if "Masked" in name:
             continue
         made = None if encoder_decoder else tiny_transformers.build(kind, name, encoder_decoder)
@@ -51,5 +58,5 @@ def test_every_class_of_transformers(tmp_path, monkeypatch):
             equal.append(name)
         else:
             wrong[name] = float((found - seen["logits"]).abs().max())
-    assert wrong == {}
-    assert len(equal) > 90 and len(told) < 30, told
+    assert wrong == {} and len(equal) > 8
+    assert {name: why for name, why in told.items() if not any(reason in why for reason in HONEST)} == {}

@@ -64,6 +64,11 @@ def budget_of(streamed: Streamed, keep: float, gone: Collection[int] = ()) -> Bu
         block = streamed.model.get_submodule(name)
         replaceable += sum(block.get_submodule(linear).weight.numel() for linear in linears_of(streamed, index))
     made = Budget(total, replaceable, keep)
+    if keep < 1 and not replaceable:
+        raise UserError(
+            f"the blocks of {type(streamed.model).__name__} have no matrix that can be replaced: all their {total:,} weights are in norms, "
+            "biases, experts, routers or mixers. Leave whole blocks out: --method depth."
+        )
     if keep < 1 and made.of_linears <= 0:
         fixed = total - replaceable
         raise UserError(
