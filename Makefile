@@ -20,8 +20,9 @@ test-slow: .venv/dev
 	$(BIN)/python -m pytest -m slow
 
 lint: .venv/dev
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks tools examples docs/_site
 	$(BIN)/pyright
+	$(BIN)/python tools/public_types.py
 
 # The site, in site/: guides, results, reference. A broken link, an undocumented public name or an unrendered equation fails.
 docs: .venv/dev

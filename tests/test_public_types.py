@@ -8,6 +8,7 @@ import inspect
 import re
 from pathlib import Path
 
+import public_types
 import pytest
 
 import gnomon
@@ -74,3 +75,13 @@ def test_open_signatures_are_found():
         """Nothing."""
 
     assert untyped("loose", loose) == ["loose(a: no type)", "loose(b: dict)", "loose(return: no type)"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_type_checker_knows_every_public_name():
+    """Also below the rooms, and attributes too, which signatures do not show."""
+    pytest.importorskip("pyright")
+    found = public_types.symbols()
+    assert len(found) > 1000
+    assert [one["name"] for one in found if public_types.left_open(one) and not one["name"].startswith(tuple(public_types.OPEN))] == []

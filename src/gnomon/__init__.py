@@ -81,5 +81,6 @@ _EXPORTS = {room: room for room in _ROOMS} | {
     "register": "models.hf",
 }
 
-__all__ = [*_EXPORTS, "__version__"]
-__getattr__, __dir__ = lazy(__name__, _EXPORTS)
+if not TYPE_CHECKING:
+    __all__ = [*_EXPORTS, "__version__"]
+    __getattr__, __dir__ = lazy(__name__, _EXPORTS)

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -473,7 +474,7 @@ def inspect(
         raise refusal  # the report of the weights is written
 
 
-def _on_text(checkpoint: str, text: Path, tokens: int, removal: bool, config: dict | None) -> tuple[Any, UserError | None]:
+def _on_text(checkpoint: str, text: Path, tokens: int, removal: bool, config: dict[str, Any] | None) -> tuple[Any, UserError | None]:
     """What is ready to read the text, told with what it will take; or why it cannot be read, to be told after the weights."""
     from gnomon.running import prepare
 
@@ -620,7 +621,7 @@ def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "report": report_run,
     "compare": compare,

@@ -11,7 +11,8 @@ from typing import Any
 def lazy(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package.
 
-    >>> __getattr__, __dir__ = lazy(__name__, {"open_checkpoint": "opener"})
+    >>> if not TYPE_CHECKING:  # a checker would take any name at all for one of ours
+    ...     __getattr__, __dir__ = lazy(__name__, {"open_checkpoint": "opener"})
 
     Args:
         package: its `__name__`.

@@ -46,8 +46,11 @@ class Progress:
     """
 
     def __init__(self, what: str, total: float | None, unit: str = "", done: float = 0, every: float = 15.0):
-        self.what, self.total, self.unit = what, total, unit
-        self.done = self._done_before = done
+        self.what: str = what
+        self.total: float | None = total
+        self.unit: str = unit
+        self.done: float = done
+        self._done_before = done
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._coloured = self._live and not os.environ.get("NO_COLOR")
         self._every = 0.1 if self._live else every

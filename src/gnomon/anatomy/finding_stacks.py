@@ -24,7 +24,7 @@ _TABLE = re.compile(r"embed|wte|tok_emb|shared$|lm_head|norm|(?:^|[._])ln", re.I
 _NESTED = re.compile(r"(?:^|\.)(?:layers?|blocks?)\.#\.(?=[a-zA-Z])")
 
 
-def members_of(tensors: list) -> list[Member]:
+def members_of(tensors: list[Any]) -> list[Member]:
     """Each tensor with its name taken apart.
 
     Layers are what a container called layers, blocks, h … numbers. Where a model has none, any number counts

@@ -14,5 +14,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
 # Public name -> the module that defines it; torch is imported when the first of them is used.
 _EXPORTS = {"open_checkpoint": "opener", "Checkpoint": "checkpoint", "Entry": "checkpoint"}
 
-__all__ = list(_EXPORTS)
-__getattr__, __dir__ = lazy(__name__, _EXPORTS)
+if not TYPE_CHECKING:
+    __all__ = list(_EXPORTS)
+    __getattr__, __dir__ = lazy(__name__, _EXPORTS)

@@ -55,7 +55,7 @@ class Checkpoint:
     name: str
     entries: Mapping[str, Entry]
     load: Callable[[str, Buffer | None, int | None], Tensor]
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,7 +81,7 @@ class Checkpoint:
         return sum(self.entries[name].nbytes for name in names)
 
 
-def from_tensors(tensors: Mapping, name: str = "model", config: Mapping | None = None) -> Checkpoint:
+def from_tensors(tensors: Mapping[str, Any], name: str = "model", config: Mapping[str, Any] | None = None) -> Checkpoint:
     """A checkpoint over tensors that are in memory already; a sharded (DTensor) one is gathered when read."""
     entries = {
         key: Entry(tuple(value.shape), dtype_name(value.dtype), value.numel() * value.element_size(), name)
@@ -101,8 +101,9 @@ def from_tensors(tensors: Mapping, name: str = "model", config: Mapping | None =
 def from_module(module: torch.nn.Module) -> Checkpoint:
     """A checkpoint over the parameters of a live module, tied ones under each of their names."""
     config: Any = getattr(module, "config", None)
-    config = config.to_dict() if hasattr(config, "to_dict") else config if isinstance(config, dict) else {}
-    return from_tensors(dict(module.named_parameters(remove_duplicate=False)), type(module).__name__, config)
+    known: Any = config.to_dict() if hasattr(config, "to_dict") else config
+    named = dict(module.named_parameters(remove_duplicate=False))
+    return from_tensors(named, type(module).__name__, known if hasattr(known, "keys") else None)
 
 
 def check_dense(tensor: Tensor, what: str) -> None:

@@ -30,5 +30,6 @@ _EXPORTS = {
     "METHODS": "methods", "GROUPS": "group_choice", "SIDES": "shared_basis",
 }  # fmt: skip
 
-__all__ = list(_EXPORTS)
-__getattr__, __dir__ = lazy(__name__, _EXPORTS)
+if not TYPE_CHECKING:
+    __all__ = list(_EXPORTS)
+    __getattr__, __dir__ = lazy(__name__, _EXPORTS)

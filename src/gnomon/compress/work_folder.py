@@ -49,7 +49,7 @@ class WorkFolder:
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any]):
-        self.path = out.with_name(f".{out.name}.part")
+        self.path: Path = out.with_name(f".{out.name}.part")
         file = self.path / "settings.json"
         settings = json.loads(json.dumps(settings))
         if file.exists() and (begun := read_json(file)) != settings:

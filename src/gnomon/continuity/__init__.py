@@ -18,5 +18,6 @@ _EXPORTS = {
     "Tracker": "tracker",
 }
 
-__all__ = list(_EXPORTS)
-__getattr__, __dir__ = lazy(__name__, _EXPORTS)
+if not TYPE_CHECKING:
+    __all__ = list(_EXPORTS)
+    __getattr__, __dir__ = lazy(__name__, _EXPORTS)

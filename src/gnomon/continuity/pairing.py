@@ -24,12 +24,15 @@ class Pairing:
     """
 
     def __init__(self, checkpoint: Checkpoint, pairs: Sequence[Pair], options: Options, keep: float):
-        self.checkpoint, self.pairs, self.options, self.keep = checkpoint, pairs, options, keep
+        self.checkpoint: Checkpoint = checkpoint
+        self.pairs: Sequence[Pair] = pairs
+        self.options: Options = options
+        self.keep: float = keep
         self.partners: dict[Part, list[Pair]] = {}
         for pair in pairs:
             self.partners.setdefault(pair.first, []).append(pair)
             self.partners.setdefault(pair.second, []).append(pair)
-        self.waiting = {part: len(partners) for part, partners in self.partners.items()}
+        self.waiting: dict[Part, int] = {part: len(partners) for part, partners in self.partners.items()}
         self.measured: dict[Part, Measured] = {}
         self.rows: dict[Pair, dict[str, Any]] = {}
         self.heads: dict[Pair, list[dict[str, Any]]] = {}

@@ -73,7 +73,8 @@ class Tracker:
     ):
         if every < 1 or reference < 0:
             raise UserError(f"every must be at least 1 and reference at least 0; got {every} and {reference}")
-        self.every, self.reference = every, reference
+        self.every: int = every
+        self.reference: int = reference
         found = anatomy.read(model, config)
         chosen = set(roles) if roles is not None else None
         self._pairs = [pair for pair in found.layer_pairs() if chosen is None or pair.first.role in chosen]

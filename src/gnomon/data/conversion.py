@@ -55,7 +55,8 @@ class Conversion:
     """One folder of shards in the making."""
 
     def __init__(self, out: Path, source: Source, tokenizer: Tokenizer, shard_tokens: int, workers: int = 1):
-        self.out, self._source, self._tokenizer, self._shard_tokens = out, source, tokenizer, shard_tokens
+        self.out: Path = out
+        self._source, self._tokenizer, self._shard_tokens = source, tokenizer, shard_tokens
         self._workers = workers
         self._state: dict[str, Any] = {}
 

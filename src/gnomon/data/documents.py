@@ -30,7 +30,7 @@ class DocumentRows:
     """
 
     def __init__(self, tokens: Tokens, context: int):
-        self.end_of_text = tokens.open_tokenizer().end_of_text
+        self.end_of_text: int = tokens.open_tokenizer().end_of_text
         starts_D = _positions_of(tokens.array, self.end_of_text)
         if not len(starts_D):
             raise UserError(
@@ -43,7 +43,8 @@ class DocumentRows:
         length_D = np.diff(starts_D, append=len(tokens) - 1)
         self._context, self._starts_D, self._length_D = context, starts_D, length_D
         self._first_row_D = np.concatenate([[0], np.cumsum(-(-length_D // context))])
-        self.rows, self.tokens = int(self._first_row_D[-1]), int(length_D.sum())
+        self.rows: int = int(self._first_row_D[-1])
+        self.tokens: int = int(length_D.sum())
 
     def row(self, rows_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(first token, number of targets) of rows, both (B,)."""

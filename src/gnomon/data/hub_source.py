@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from gnomon.data.hub import load_rows
 from gnomon.data.sources import LeftOut, Source, TextPiece, pieces_of, text_of
@@ -40,15 +41,16 @@ class HubSource(Source):
     unit = "docs"
 
     def __init__(self, name: str, field: str, val_fraction: float, limit: int | None, skip_bad: bool = False):
-        self._set, self._field, self._skip_bad, self.name = HUB[name], field, skip_bad, name
-        self.left_out = {}
+        self.name: str = name
+        self._set, self._field, self._skip_bad = HUB[name], field, skip_bad
+        self.left_out: dict[str, LeftOut] = {}
         share = min(1.0, limit / self._set.tokens) if limit else 1.0
         # One document at least: a limited run must not read (and skip) a hundredth of the whole set first.
         wanted = max(1, int(self._set.documents * val_fraction * share)) if val_fraction else 0
         self._held_out = 0 if self._set.validation else wanted
         self._no_validation = not val_fraction
-        self.identity = {"set": self._set.path, "config": self._set.config, "held_out": self._held_out}
-        self.tokens = self._set.tokens
+        self.identity: dict[str, Any] = {"set": self._set.path, "config": self._set.config, "held_out": self._held_out}
+        self.tokens: float = self._set.tokens
 
     def total(self, part: str) -> float | None:
         if part == "val":

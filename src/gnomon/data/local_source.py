@@ -17,7 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from gnomon.data.plain_text import damaged_gzip, not_utf8
 from gnomon.data.sources import PIECE_CHARS, LeftOut, Source, TextPiece, cut_text, pieces_of, text_of
@@ -40,17 +40,17 @@ class LocalFiles(Source):
 
     def __init__(self, paths: list[Path], field: str, val_fraction: float, skip_bad: bool = False):
         self._paths, self._field, self._fraction, self._skip_bad = paths, field, val_fraction, skip_bad
-        self.left_out = {}
+        self.left_out: dict[str, LeftOut] = {}
         sizes = {path: check_readable(path).stat().st_size for path in paths}
         for path, size in sizes.items():
             if not size:
                 raise UserError(f"{path} is empty")
-        self.name = paths[0].name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-        self.identity = {"files": [[path.name, size, _fingerprint(path)] for path, size in sizes.items()]}
+        self.name: str = paths[0].name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        self.identity: dict[str, Any] = {"files": [[path.name, size, _fingerprint(path)] for path, size in sizes.items()]}
         self._total = sum(sizes.values())
         # English has 4.3 bytes per GPT-2 token; gzip holds it in about two fifths, parquet in half the bytes.
         growth = {".gz": 2.6, ".parquet": 1.9}
-        self.tokens = sum(size * growth.get(path.suffix, 1.0) for path, size in sizes.items()) / 4.3
+        self.tokens: float = sum(size * growth.get(path.suffix, 1.0) for path, size in sizes.items()) / 4.3
 
     def total(self, part: str) -> float:
         return self._total

@@ -30,7 +30,7 @@ HEADER_BYTES = 1024
 # The count in the header is an int32.
 MAX_TOKENS = 2**31 - 1
 
-FORMATS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
+FORMATS: dict[int, tuple[int, np.dtype]] = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 
 _OTHER_KINDS = {
     b"version https://git-lfs": "is a Git LFS pointer, not the data: run `git lfs pull` where it came from",

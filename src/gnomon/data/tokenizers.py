@@ -84,7 +84,9 @@ class Tokenizer(abc.ABC):
 class ByteTokenizer(Tokenizer):
     """One id per UTF-8 byte, and 256 for the end of a text. Needs no vocabulary and no extra."""
 
-    name, vocab_size, end_of_text = "byte", 257, 256
+    name: str = "byte"
+    vocab_size: int = 257
+    end_of_text: int = 256
 
     @property
     def fingerprint(self) -> str:
@@ -111,10 +113,11 @@ class BPETokenizer(Tokenizer):
     def __init__(self, name: str, inner: Any, end_of_text: int):
         # A separator is ours to write: the text "<|endoftext|>" is tokenised like any other.
         inner.encode_special_tokens = True
-        self.name, self.end_of_text = name, end_of_text
+        self.name: str = name
+        self.end_of_text: int = end_of_text
         # Ids may have holes; the embedding needs a row for the largest.
         vocabulary = inner.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values()) + 1
+        self.vocab_size: int = max(vocabulary.values()) + 1
         self._inner = inner
         # A BPE without an unknown token drops characters it does not know, in silence, unless it is made of bytes.
         bpe, made_of_bytes = isinstance(inner.model, _library().models.BPE), vocabulary.keys() >= {*byte_symbols().values()}

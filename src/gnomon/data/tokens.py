@@ -21,8 +21,8 @@ class Joined:
     border). Nothing is loaded."""
 
     def __init__(self, arrays: Sequence[np.ndarray]):
-        self.arrays = list(arrays)
-        self.dtype = np.result_type(*self.arrays)
+        self.arrays: list[np.ndarray] = list(arrays)
+        self.dtype: np.dtype = np.result_type(*self.arrays)
         self._ends = np.cumsum([len(array) for array in self.arrays])
 
     def __len__(self) -> int:
@@ -38,12 +38,12 @@ class Joined:
         key = range(len(self))[key]
         return self[key : key + 1][0]
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[:], dtype=dtype)
 
     def parts(self, start: int, stop: int) -> list[np.ndarray]:
         """The pieces of [start, stop), each a view of one array."""
-        parts = []
+        parts: list[np.ndarray] = []
         first = int(np.searchsorted(self._ends, start, side="right"))
         for array, end in zip(self.arrays[first:], self._ends[first:].tolist()):
             begin = end - len(array)

@@ -46,7 +46,9 @@ class TokenWriter:
         source: str | None = None,
         recorded: str | None = None,
     ):
-        self.path, self.count, self.documents = Path(path), 0, 0
+        self.path: Path = Path(path)
+        self.count: int = 0
+        self.documents: int = 0
         self._tokenizer, self._source, self._recorded = tokenizer, source, recorded or tokenizer.name
         self._dtype = tokenizer.dtype.newbyteorder("<")
         self._text_bytes = 0.0

@@ -29,5 +29,6 @@ _EXPORTS = {
     "report_of": "run_report", "watch": "run_report",
 }  # fmt: skip
 
-__all__ = list(_EXPORTS)
-__getattr__, __dir__ = lazy(__name__, _EXPORTS)
+if not TYPE_CHECKING:
+    __all__ = list(_EXPORTS)
+    __getattr__, __dir__ = lazy(__name__, _EXPORTS)

@@ -310,7 +310,7 @@ class Sphere:
 
     p: float = 1.0
 
-    def random(self, *shape: int, generator: torch.Generator | None = None, dtype=torch.float64) -> Tensor:
+    def random(self, *shape: int, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
         """Points of norm sqrt(D), D = shape[-1]."""
         x = torch.randn(shape, generator=generator, dtype=dtype)
         return x * (math.sqrt(shape[-1]) / x.norm(dim=-1, keepdim=True))

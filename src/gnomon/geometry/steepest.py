@@ -55,8 +55,8 @@ from gnomon.geometry.polar import (
 # Polynomials in F below (1 - F)^(1/2), lowest power first. The rough one holds for F <= 0.8 and loses at most 2% of it up
 # to 0.5; the fine one, (1 - F) times seven terms of the series of (1 - F)^(-1/2), holds up to 1.
 ROUGH_ROOT = (1.0, -0.5, -0.24)
-_SERIES = [0.0, *(math.comb(2 * k, k) / 4**k for k in range(7)), 0.0]
-FINE_ROOT = tuple(after - before for before, after in zip(_SERIES[:-2], _SERIES[1:-1])) + (-_SERIES[-2],)
+_SERIES: list[float] = [0.0, *(math.comb(2 * k, k) / 4**k for k in range(7)), 0.0]
+FINE_ROOT: tuple[float, ...] = tuple(after - before for before, after in zip(_SERIES[:-2], _SERIES[1:-1])) + (-_SERIES[-2],)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,5 +24,6 @@ _EXPORTS = {
     "LightningMonitor": "lightning_monitor",
 }
 
-__all__ = list(_EXPORTS)
-__getattr__, __dir__ = lazy(__name__, _EXPORTS)
+if not TYPE_CHECKING:
+    __all__ = list(_EXPORTS)
+    __getattr__, __dir__ = lazy(__name__, _EXPORTS)

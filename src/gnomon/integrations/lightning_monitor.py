@@ -11,8 +11,8 @@ from gnomon.integrations.recorder import Recorder, Tell, tell
 
 try:
     from lightning.pytorch import Callback
-except ImportError as error:
-    raise UserError("LightningMonitor needs lightning: pip install lightning") from error
+except ImportError as _error:
+    raise UserError("LightningMonitor needs lightning: pip install lightning") from _error
 
 
 class LightningMonitor(Callback):
@@ -36,8 +36,12 @@ class LightningMonitor(Callback):
         **options: Any,
     ):  # fmt: skip
         super().__init__()
-        self.folder, self.every, self.log_every = folder, every, log_every
-        self.sinks, self.tell, self.options = sinks, tell, options
+        self.folder: str | Path | None = folder
+        self.every: int = every
+        self.log_every: int = log_every
+        self.sinks: Sequence[str] = sinks
+        self.tell: Tell = tell
+        self.options: dict[str, Any] = options
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """Open the run folder."""

@@ -28,7 +28,7 @@ def tell(warning: RunWarning) -> None:
         print(f"\n{warning}", file=sys.stderr)
 
 
-class Recorder(contextlib.AbstractContextManager):
+class Recorder(contextlib.AbstractContextManager["Recorder"]):
     """Measures a run, writes its folder, and tells warnings when they begin.
 
     >>> with gnomon.integrations.Recorder(model, "runs/mine", every=50) as recorder:
@@ -75,7 +75,7 @@ class Recorder(contextlib.AbstractContextManager):
         check_sinks(sinks)
         if (folder / RECIPE).exists():
             raise UserError(f"{folder} is a run of `gnomon train`, which writes its own records; give another folder")
-        self.monitor = Monitor(model, every=every, **options)
+        self.monitor: Monitor = Monitor(model, every=every, **options)
         self._log_every, self._tell, self._measured = log_every, tell, dict[str, Any]()
         if writes:
             folder.mkdir(parents=True, exist_ok=True)

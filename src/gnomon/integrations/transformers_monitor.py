@@ -11,8 +11,8 @@ from gnomon.integrations.recorder import Recorder, Tell, tell
 
 try:
     from transformers import TrainerCallback
-except ImportError as error:
-    raise UserError('TransformersMonitor needs transformers: pip install "gnomon[hf]"') from error
+except ImportError as _error:
+    raise UserError('TransformersMonitor needs transformers: pip install "gnomon[hf]"') from _error
 
 # What Trainer logs, by our names.
 _NAMES = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr", "eval_loss": "val_loss", "num_input_tokens_seen": "tokens"}
@@ -35,7 +35,11 @@ class TransformersMonitor(TrainerCallback):
     recorder: Recorder  # from the start of training on
 
     def __init__(self, folder: str | Path | None = None, every: int = 50, *, sinks: Sequence[str] = (), tell: Tell = tell, **options: Any):
-        self.folder, self.every, self.sinks, self.tell, self.options = folder, every, sinks, tell, options
+        self.folder: str | Path | None = folder
+        self.every: int = every
+        self.sinks: Sequence[str] = sinks
+        self.tell: Tell = tell
+        self.options: dict[str, Any] = options
         self._step, self._known = 0, dict[str, float]()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
     from gnomon.models.transformer import Transformer as Transformer
 
 __all__ = ["MLPConfig", "ResidualMLP", "Transformer", "TransformerConfig", "gpt2", "llama_34m", "tiny", "variant"]
-__getattr__, __dir__ = lazy(
-    __name__, {"Transformer": "transformer", "MLPConfig": "mlp", "ResidualMLP": "mlp", "variant": "mlp"}
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(
+        __name__, {"Transformer": "transformer", "MLPConfig": "mlp", "ResidualMLP": "mlp", "variant": "mlp"}
+    )

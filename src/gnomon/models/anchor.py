@@ -24,8 +24,8 @@ class Anchor(nn.Module):
 
     def __init__(self, residual: str):
         super().__init__()
-        self.turns = residual in WITHOUT_NORM
-        self.amount = nn.Parameter(torch.empty(1))
+        self.turns: bool = residual in WITHOUT_NORM
+        self.amount: nn.Parameter = nn.Parameter(torch.empty(1))
         nn.init.zeros_(self.amount)
 
     def forward(self, h: Tensor, start: Tensor) -> Tensor:

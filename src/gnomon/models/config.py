@@ -75,7 +75,7 @@ class TransformerConfig:
     attention_softcap: Positive | None = None
     head_softcap: Positive | None = None
     residual: str = "pre-norm"
-    residual_options: dict[str, Any] = field(default_factory=dict)
+    residual_options: dict[str, Any] = field(default_factory=dict[str, Any])
     anchor: bool = False
     stream: str = "float32"
     init_std: NonNegative = 0.02

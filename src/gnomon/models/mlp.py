@@ -67,9 +67,9 @@ class ResidualMLP(nn.Module):
     def __init__(self, config: MLPConfig):
         super().__init__()
         self.config = c = config
-        self.input = nn.Linear(c.inputs, c.width)
-        self.blocks = nn.ModuleList(MLPBlock(c) for _ in range(c.layers))
-        self.output = nn.Linear(c.width, c.outputs)
+        self.input: nn.Linear = nn.Linear(c.inputs, c.width)
+        self.blocks: nn.ModuleList = nn.ModuleList(MLPBlock(c) for _ in range(c.layers))
+        self.output: nn.Linear = nn.Linear(c.width, c.outputs)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -96,9 +96,10 @@ class ResidualMLP(nn.Module):
 class MLPBlock(nn.Module):
     def __init__(self, c: MLPConfig):
         super().__init__()
-        self.residual, self.activation = c.residual, c.activation
-        self.norm = nn.LayerNorm(c.width) if c.layer_norm else nn.Identity()
-        self.linear = nn.Linear(c.width, c.width, bias=False)
+        self.residual: bool = c.residual
+        self.activation: str = c.activation
+        self.norm: nn.Module = nn.LayerNorm(c.width) if c.layer_norm else nn.Identity()
+        self.linear: nn.Linear = nn.Linear(c.width, c.width, bias=False)
 
     def forward(self, h_BD: Tensor) -> Tensor:
         f_BD = activate(self.activation, self.linear(self.norm(h_BD)))

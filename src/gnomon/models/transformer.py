@@ -167,15 +167,16 @@ class Transformer(Stack):
     def __init__(self, config: TransformerConfig, block: Callable[[TransformerConfig, int], nn.Module] | None = None):
         super().__init__()
         self.config = c = config
-        self.embed = Embedding(c.vocab_size, c.width)
-        self.positions = nn.Embedding(c.context, c.width) if c.positions == "learned" else None
-        self.rope = None if self.positions is not None else partial(rope_table, d_head=c.d_head, base=c.rope_base)
-        self.blocks = nn.ModuleList((block or Block)(c, index) for index in range(c.layers))
-        self.entry = self.blocks[0].join_attention.entry()
-        self.exit = self.blocks[-1].join_mlp.exit()
+        self.embed: Embedding = Embedding(c.vocab_size, c.width)
+        learned, rotary = c.positions == "learned", partial(rope_table, d_head=c.d_head, base=c.rope_base)
+        self.positions: nn.Embedding | None = nn.Embedding(c.context, c.width) if learned else None
+        self.rope: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None if learned else rotary
+        self.blocks: nn.ModuleList = nn.ModuleList((block or Block)(c, index) for index in range(c.layers))
+        self.entry: nn.Module = self.blocks[0].join_attention.entry()
+        self.exit: nn.Module = self.blocks[-1].join_mlp.exit()
         # A tied head has no parameter of its own, so there is nothing to save twice or to untie by accident.
-        self.head = None if c.tied else Head(c.width, c.vocab_size, bias=False)
-        self.head_bias = nn.Parameter(torch.empty(c.vocab_size)) if c.head_bias else None
+        self.head: Head | None = None if c.tied else Head(c.width, c.vocab_size, bias=False)
+        self.head_bias: nn.Parameter | None = nn.Parameter(torch.empty(c.vocab_size)) if c.head_bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -232,11 +233,12 @@ class Block(nn.Module):
         known = residual.options(c.residual)
         norm = {key: value for key, value in (("norm", c.norm), ("eps", c.norm_eps)) if key in known}
         place: dict[str, Any] = dict(depth=2 * c.layers, **norm, **c.residual_options)
-        self.join_attention = residual.make(c.residual, c.width, index=2 * index, **place)
-        self.attention = Attention(c)
-        self.join_mlp = residual.make(c.residual, c.width, index=2 * index + 1, **place)
-        self.mlp = MLP(c)
-        self.anchor_attention, self.anchor_mlp = (Anchor(c.residual), Anchor(c.residual)) if c.anchor else (None, None)
+        self.join_attention: residual.Residual = residual.make(c.residual, c.width, index=2 * index, **place)
+        self.attention: Attention = Attention(c)
+        self.join_mlp: residual.Residual = residual.make(c.residual, c.width, index=2 * index + 1, **place)
+        self.mlp: MLP = MLP(c)
+        self.anchor_attention: Anchor | None = Anchor(c.residual) if c.anchor else None
+        self.anchor_mlp: Anchor | None = Anchor(c.residual) if c.anchor else None
 
     def forward(
         self,
@@ -260,19 +262,22 @@ class Attention(nn.Module):
 
     def __init__(self, c: TransformerConfig):
         super().__init__()
-        self.heads, self.kv_heads, self.d_head, self.softcap = c.heads, c.n_kv_heads, c.d_head, c.attention_softcap
-        self.widths = [c.heads * c.d_head, c.n_kv_heads * c.d_head, c.n_kv_heads * c.d_head]
-        self.fused = c.qkv == "fused"
+        self.heads: int = c.heads
+        self.kv_heads: int = c.n_kv_heads
+        self.d_head: int = c.d_head
+        self.softcap: float | None = c.attention_softcap
+        self.widths: list[int] = [c.heads * c.d_head, c.n_kv_heads * c.d_head, c.n_kv_heads * c.d_head]
+        self.fused: bool = c.qkv == "fused"
         if self.fused:
-            self.qkv = nn.Linear(c.width, sum(self.widths), bias=c.bias)
+            self.qkv: nn.Linear = nn.Linear(c.width, sum(self.widths), bias=c.bias)
         else:
+            self.query: nn.Linear
+            self.key: nn.Linear
+            self.value: nn.Linear
             self.query, self.key, self.value = (nn.Linear(c.width, width, bias=c.bias) for width in self.widths)
-        self.output = nn.Linear(c.heads * c.d_head, c.width, bias=c.bias)
-        self.query_norm, self.key_norm = (
-            (nn.RMSNorm(c.d_head, eps=c.norm_eps), nn.RMSNorm(c.d_head, eps=c.norm_eps))
-            if c.qk_norm
-            else (nn.Identity(), nn.Identity())
-        )
+        self.output: nn.Linear = nn.Linear(c.heads * c.d_head, c.width, bias=c.bias)
+        self.query_norm: nn.Module = nn.RMSNorm(c.d_head, eps=c.norm_eps) if c.qk_norm else nn.Identity()
+        self.key_norm: nn.Module = nn.RMSNorm(c.d_head, eps=c.norm_eps) if c.qk_norm else nn.Identity()
 
     def forward(
         self,
@@ -336,10 +341,10 @@ class MLP(nn.Module):
 
     def __init__(self, c: TransformerConfig):
         super().__init__()
-        self.activation = c.activation
-        self.gate = nn.Linear(c.width, c.d_mlp, bias=c.bias) if c.mlp == "swiglu" else None
-        self.up = nn.Linear(c.width, c.d_mlp, bias=c.bias)
-        self.down = nn.Linear(c.d_mlp, c.width, bias=c.bias)
+        self.activation: str | None = c.activation
+        self.gate: nn.Linear | None = nn.Linear(c.width, c.d_mlp, bias=c.bias) if c.mlp == "swiglu" else None
+        self.up: nn.Linear = nn.Linear(c.width, c.d_mlp, bias=c.bias)
+        self.down: nn.Linear = nn.Linear(c.d_mlp, c.width, bias=c.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:

@@ -19,5 +19,6 @@ _EXPORTS = {
     "AttentionPlace": "places",
 }
 
-__all__ = [*_EXPORTS]
-__getattr__, __dir__ = lazy(__name__, _EXPORTS)
+if not TYPE_CHECKING:
+    __all__ = [*_EXPORTS]
+    __getattr__, __dir__ = lazy(__name__, _EXPORTS)

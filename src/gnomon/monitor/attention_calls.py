@@ -48,7 +48,7 @@ class AttentionCalls(TorchFunctionMode):
         super().__init__()
         self._look, self._heads, self._seen = look, heads, False
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if not self._seen:
             if func is F.scaled_dot_product_attention:

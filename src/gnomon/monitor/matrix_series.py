@@ -34,9 +34,9 @@ class Matrices:
 
     def __init__(self, model: nn.Module, parts: Sequence[Part], since_start: bool = True):
         parameters = dict(model.named_parameters())
-        self.parts = [part for part in parts if part.name in parameters and parameters[part.name].requires_grad]
+        self.parts: list[Part] = [part for part in parts if part.name in parameters and parameters[part.name].requires_grad]
         self._parameters = {part.name: parameters[part.name] for part in self.parts}
-        self.start = {name: whole(p).cpu().clone() for name, p in self._parameters.items()} if since_start else {}
+        self.start: dict[str, Tensor] = {name: whole(p).cpu().clone() for name, p in self._parameters.items()} if since_start else {}
         self._vectors: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}
         self._moved: dict[str, Tensor] = {}

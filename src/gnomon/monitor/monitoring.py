@@ -80,7 +80,9 @@ class Monitor:
             raise UserError(
                 f"every and track_every must not be negative, sample and rows at least 1; got {every}, {track_every}, {sample}, {rows}"
             )
-        self.every, self.last, self.optimizer = every, last, optimizer
+        self.every: int = every
+        self.last: int | None = last
+        self.optimizer: torch.optim.Optimizer | None = optimizer
         self._model = passes.inner(model)
         found = anatomy.read(self._model, config)
         self._places = places.find(self._model, found) if at is None else at

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 class Call:
     """What a model is called with, and the autocast it was called under (None for that of whoever runs it)."""
 
-    args: tuple = ()
+    args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] | None = None
     autocast: tuple[str, bool, torch.dtype] | None = None
 

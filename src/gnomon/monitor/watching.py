@@ -41,9 +41,10 @@ class Watch:
     """
 
     def __init__(self, places: Places, sample: int = states.SAMPLE, rows: int | None = attention_rows.ROWS):
-        self.places, self._sample, self._rows, self._world = places, sample, rows, 1
+        self.places: Places = places
+        self._sample, self._rows, self._world = sample, rows, 1
         self._handles: list[RemovableHandle] = []
-        self._open: list[contextlib.AbstractContextManager] = []
+        self._open: list[contextlib.AbstractContextManager[Any]] = []
         self._forget()
 
     def _forget(self) -> None:

@@ -51,7 +51,7 @@ def clip_logits(
                 f"{entry.part.name} is on {label(entry.manifold)}, where norms are fixed: logits cannot be clipped by scaling it"
             )
     parameters = dict(model.named_parameters())
-    factors = []
+    factors: list[float] = []
     for layer, largest in zip(layers, logit_max):
         factor = (threshold / largest) ** 0.5 if largest > threshold else 1.0
         factors.append(factor)

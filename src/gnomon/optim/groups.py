@@ -65,7 +65,7 @@ def from_assignment(assignment: Assignment) -> list[dict[str, Any]]:
     return ordered
 
 
-def to_plain(parts: Parts) -> dict[str, list]:
+def to_plain(parts: Parts) -> dict[str, list[Any]]:
     """Blocks and manifolds as JSON has them."""
 
     def cut(c: Cut | None) -> list[int] | None:
@@ -77,7 +77,7 @@ def to_plain(parts: Parts) -> dict[str, list]:
     }
 
 
-def from_plain(plain: list) -> list[tuple[Block, Manifold]]:
+def from_plain(plain: list[Any]) -> list[tuple[Block, Manifold]]:
     def cut(values: list[int] | None) -> Cut | None:
         return None if values is None else Cut(*values)
 

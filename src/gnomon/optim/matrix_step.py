@@ -118,5 +118,5 @@ def sized(U_MN: Tensor, manifold: Manifold, momentum: float) -> Tensor:
 
 
 @functools.cache
-def compiled_advance() -> Callable:
+def compiled_advance() -> Callable[..., Any]:
     return torch.compile(advance, dynamic=False)

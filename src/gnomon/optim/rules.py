@@ -161,7 +161,8 @@ def assign(
     wanted = [*rules, Rule("attention", chosen[0]), Rule("mlp", chosen[1])]
     parameters = dict(model.named_parameters())
     used: set[int] = set()
-    entries, unasked = [], []
+    entries: list[Entry] = []
+    unasked: list[Part] = []
     for part in parts:
         if part.tied_to is not None or part.name not in parameters:
             continue

@@ -37,5 +37,6 @@ _EXPORTS = {
     "summary": "runs", "SUMMARY": "runs", "read_runs": "runs",
 }
 
-__all__ = list(_EXPORTS)
-__getattr__, __dir__ = lazy(__name__, _EXPORTS)
+if not TYPE_CHECKING:
+    __all__ = list(_EXPORTS)
+    __getattr__, __dir__ = lazy(__name__, _EXPORTS)

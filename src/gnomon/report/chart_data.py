@@ -12,7 +12,7 @@ from gnomon.report.tables import is_number
 
 
 def split_finite(rows: Sequence[dict[str, Any]], keys: Sequence[str], log: Sequence[str] = (),
-                 text: Sequence[str] = ()) -> tuple[list[dict], int]:
+                 text: Sequence[str] = ()) -> tuple[list[dict[str, Any]], int]:
     """The rows that can be drawn, and how many had to be left out.
 
     A row without one of `keys` never was a point and is not counted. One whose value is None, NaN or
@@ -92,9 +92,9 @@ def late_range(rows: Sequence[dict[str, Any]], x: str, y: str, share: float) -> 
     return [low - margin, high + margin]
 
 
-def groups(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[tuple, list[dict]]:
+def groups(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """Rows by the values of `keys`, in order of first appearance."""
-    found: dict[tuple, list[dict]] = {}
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(tuple(row.get(key) for key in keys), []).append(row)
     return found

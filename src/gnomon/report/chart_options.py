@@ -20,7 +20,7 @@ class Axis:
     key: str
     title: str = ""
     log: bool = False
-    reference: Mapping[str, float] = field(default_factory=dict)
+    reference: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     def of(cls, given: str | Axis) -> Axis:

@@ -52,7 +52,7 @@ def tips(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[Any]:
     return found
 
 
-def colours(rows: Sequence[dict[str, Any]], series: Series, width: int) -> tuple[dict, list]:
+def colours(rows: Sequence[dict[str, Any]], series: Series, width: int) -> tuple[dict[str, Any], list[Any]]:
     """The channels that tell `series` apart, and the selection behind the legend: the series that are shown."""
     alt = need("altair")
     if not series.key:
@@ -101,7 +101,7 @@ def nothing(title: str, keys: Sequence[str], rows: Sequence[dict[str, Any]], why
                      f"finite {wanted}{why}. Keys of the first row: {present}.")
 
 
-def along(points: Sequence[dict], x: Axis, dots: bool, column: str = "") -> Any:
+def along(points: Sequence[dict[str, Any]], x: Axis, dots: bool, column: str = "") -> Any:
     """The channel x; `column` where its numbers stand under another name in the chart."""
     alt = need("altair")
     whole = {"tickMinStep": 1} if all(isinstance(row[x.key], int) for row in points) else {}
@@ -113,7 +113,8 @@ def along(points: Sequence[dict], x: Axis, dots: bool, column: str = "") -> Any:
                  scale=alt.Scale(type="log" if x.log else "linear", nice=False, padding=8 * dots, **zero))
 
 
-def upright(points: Sequence[dict], keys: Sequence[str], log: bool, window: list[float] | None = None) -> dict[str, dict]:
+def upright(points: Sequence[dict[str, Any]], keys: Sequence[str], log: bool,
+            window: list[float] | None = None) -> dict[str, dict[str, Any]]:
     """Scale and axis of y: from zero when the values come near it, else with a little room at both ends."""
     low, high = extent(points, keys)
     small = {"format": ".1~e"} if high < 1e-3 or log and low < 1e-3 else {}

@@ -34,7 +34,8 @@ class Page:
 
     def __init__(self, title: str, subtitle: str = "", refresh: int = 0):
         self.refresh = refresh
-        self.title, self.subtitle = title, subtitle
+        self.title: str = title
+        self.subtitle: str = subtitle
         self._sections: list[dict[str, Any]] = [{"title": "", "id": "top", "blocks": []}]
         self._figures: dict[str, dict] = {}
 

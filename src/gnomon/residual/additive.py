@@ -6,6 +6,7 @@ Legend: x the stream (..., D), F the branch, N a norm, l the sublayer or block n
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,9 +21,9 @@ class PreNorm(Normed):
     summary = "Pre-LN: add the branch of the normalised stream"
     source = "GPT-2 (Radford et al. 2019); arXiv 2002.04745"
 
-    def __init__(self, dim: int, **place):
+    def __init__(self, dim: int, **place: Any):
         super().__init__(dim, **place)
-        self.before = self.norm()
+        self.before: nn.Module = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return h + branch(self.before(h))
@@ -40,9 +41,9 @@ class PostNorm(Normed):
     summary = "Post-LN: normalise after adding"
     source = "arXiv 1706.03762"
 
-    def __init__(self, dim: int, **place):
+    def __init__(self, dim: int, **place: Any):
         super().__init__(dim, **place)
-        self.after = self.norm()
+        self.after: nn.Module = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return self.after(h + branch(h))
@@ -54,10 +55,10 @@ class Sandwich(Normed):
     summary = "Sandwich-LN: normalise the branch before and after"
     source = "arXiv 2105.13290 (CogView)"
 
-    def __init__(self, dim: int, **place):
+    def __init__(self, dim: int, **place: Any):
         super().__init__(dim, **place)
-        self.before = self.norm()
-        self.after = self.norm()
+        self.before: nn.Module = self.norm()
+        self.after: nn.Module = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return h + self.after(branch(self.before(h)).to(h.dtype))
@@ -72,10 +73,10 @@ class PeriNorm(Normed):
     summary = "Peri-LN: Sandwich-LN plus a norm on the embeddings"
     source = "arXiv 2502.02732"
 
-    def __init__(self, dim: int, **place):
+    def __init__(self, dim: int, **place: Any):
         super().__init__(dim, **place)
-        self.before = self.norm()
-        self.after = self.norm()
+        self.before: nn.Module = self.norm()
+        self.after: nn.Module = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return h + self.after(branch(self.before(h)).to(h.dtype))
@@ -107,11 +108,12 @@ class PreDyT(Residual):
         a_mlp: float = 0.2,
         a_final: float = 0.2,
         norm: str = "rms",
-        **place,
+        **place: Any,
     ):
         super().__init__(dim, **place)
-        self.a_final, self.bias = a_final, check_name("norm", norm, NORMS) == "layer"
-        self.before = self._dyt(a_attention if self.index % self.per_block == 0 else a_mlp)
+        self.a_final: float = a_final
+        self.bias: bool = check_name("norm", norm, NORMS) == "layer"
+        self.before: DyT = self._dyt(a_attention if self.index % self.per_block == 0 else a_mlp)
 
     def _dyt(self, a: float) -> DyT:
         return DyT(self.dim, a, bias=self.bias)
@@ -125,7 +127,8 @@ class PreDyT(Residual):
     def exit(self) -> nn.Module:
         return self._dyt(self.a_final)
 
-    init_scale = PreNorm.init_scale
+    def init_scale(self, role: str) -> float:
+        return self.depth**-0.5 if role in WRITERS else 1.0
 
 
 class Keel(Normed):
@@ -139,11 +142,11 @@ class Keel(Normed):
     summary = "Keel: Post-LN with the skip path weighted by the depth, and a norm in the branch"
     source = "arXiv 2601.19895"
 
-    def __init__(self, dim: int, *, a: float | None = None, **place):
+    def __init__(self, dim: int, *, a: float | None = None, **place: Any):
         super().__init__(dim, **place)
-        self.a = float(self.depth) if a is None else a
-        self.before = self.norm()
-        self.after = self.norm()
+        self.a: float = float(self.depth) if a is None else a
+        self.before: nn.Module = self.norm()
+        self.after: nn.Module = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return self.after(self.a * h + branch(self.before(h)))
@@ -155,10 +158,10 @@ class DeepNorm(Normed):
     summary = "DeepNorm: Post-LN with a weighted skip path and a smaller init"
     source = "arXiv 2203.00555, decoder-only form"
 
-    def __init__(self, dim: int, **place):
+    def __init__(self, dim: int, **place: Any):
         super().__init__(dim, **place)
-        self.a = (2 * self.blocks) ** 0.25
-        self.after = self.norm()
+        self.a: float = (2 * self.blocks) ** 0.25
+        self.after: nn.Module = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return self.after(self.a * h + branch(h))
@@ -173,10 +176,10 @@ class LayerNormScaling(Normed):
     summary = "LayerNorm scaling: Pre-LN with the norm's output divided by sqrt(block number)"
     source = "arXiv 2502.05795"
 
-    def __init__(self, dim: int, **place):
+    def __init__(self, dim: int, **place: Any):
         super().__init__(dim, **place)
-        self.scale = self.count("block") ** -0.5
-        self.before = self.norm()
+        self.scale: float = self.count("block") ** -0.5
+        self.before: nn.Module = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return h + branch(self.before(h) * self.scale)
@@ -195,9 +198,9 @@ class Orthogonal(Normed):
     summary = "Orthogonal update: add only the part of the branch orthogonal to the stream"
     source = "arXiv 2505.11881, feature-wise form"
 
-    def __init__(self, dim: int, **place):
+    def __init__(self, dim: int, **place: Any):
         super().__init__(dim, **place)
-        self.before = self.norm()
+        self.before: nn.Module = self.norm()
 
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
         return h + sphere.tangent(h, branch(self.before(h)))
@@ -205,4 +208,5 @@ class Orthogonal(Normed):
     def exit(self) -> nn.Module:
         return self.norm()
 
-    init_scale = PreNorm.init_scale
+    def init_scale(self, role: str) -> float:
+        return self.depth**-0.5 if role in WRITERS else 1.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,10 @@ class Residual(nn.Module, ABC):
             raise UserError(f"sublayer index {index} is outside 0 … {depth - 1} (depth counts sublayers, not blocks)")
         if per_block < 1:
             raise UserError(f"per_block must be at least 1, got {per_block}")
-        self.dim, self.index, self.depth, self.per_block = dim, index, depth, per_block
+        self.dim: int = dim
+        self.index: int = index
+        self.depth: int = depth
+        self.per_block: int = per_block
 
     @abstractmethod
     def forward(self, h: Tensor, branch: Branch) -> Tensor:
@@ -92,7 +95,7 @@ class Normed(Residual):
         eps: added to the variance.
     """
 
-    def __init__(self, dim: int, *, norm: str = "rms", eps: float = 1e-6, **place):
+    def __init__(self, dim: int, *, norm: str = "rms", eps: float = 1e-6, **place: Any):
         super().__init__(dim, **place)
         self._norm = norm, eps
 
@@ -111,9 +114,9 @@ class Stack(nn.Module):
 
     def __init__(self, joins: Sequence[Residual]):
         super().__init__()
-        self.entry = joins[0].entry()
-        self.joins = nn.ModuleList(joins)
-        self.exit = joins[-1].exit()
+        self.entry: nn.Module = joins[0].entry()
+        self.joins: nn.ModuleList = nn.ModuleList(joins)
+        self.exit: nn.Module = joins[-1].exit()
 
     def __len__(self) -> int:
         return len(self.joins)
@@ -170,7 +173,7 @@ class Gain(nn.Module):
     def __init__(self, start: float = 1.0):
         super().__init__()
         self.start = start
-        self.gain = nn.Parameter(torch.empty(1))
+        self.gain: nn.Parameter = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -186,9 +189,9 @@ class DyT(nn.Module):
     def __init__(self, dim: int, a: float = 0.5, bias: bool = True):
         super().__init__()
         self.start = a
-        self.a = nn.Parameter(torch.empty(1))
-        self.weight = nn.Parameter(torch.empty(dim))
-        self.bias = nn.Parameter(torch.empty(dim)) if bias else None
+        self.a: nn.Parameter = nn.Parameter(torch.empty(1))
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(dim))
+        self.bias: nn.Parameter | None = nn.Parameter(torch.empty(dim)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

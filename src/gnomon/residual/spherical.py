@@ -78,11 +78,13 @@ class SphereResidual(Residual):
         if not start > 0:
             raise UserError(f"start must be positive, got {start}: alpha = lambda softplus(a) cannot be zero")
         last = self.depth if count == "sublayer" else self.blocks
-        self.decay = decay_factor(decay, self.count(count), last)
-        self.p, self.start, self.gain = float(p), start, gain
-        self.cap = turn_bound(self.decay, clamp, cap)
-        self.radius = math.sqrt(dim) if radius is None else radius
-        self.a = nn.Parameter(torch.empty(1), requires_grad=learn)
+        self.decay: float = decay_factor(decay, self.count(count), last)
+        self.p: float = float(p)
+        self.start: float = start
+        self.gain: float | None = gain
+        self.cap: float | None = turn_bound(self.decay, clamp, cap)
+        self.radius: float = math.sqrt(dim) if radius is None else radius
+        self.a: nn.Parameter = nn.Parameter(torch.empty(1), requires_grad=learn)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -137,17 +139,18 @@ class GeoNorm(Residual):
         **place: int,
     ):
         super().__init__(dim, **place)
-        self.decay = decay_factor(decay, self.count("block"), self.blocks)
+        self.decay: float = decay_factor(decay, self.count("block"), self.blocks)
         if listing and clamp != math.pi / 4:
             raise UserError(f"the printed listing clamps at pi/4 whatever it is told; clamp={clamp} is for listing=False")
-        self.cap, self.listing = turn_bound(self.decay, clamp), listing
+        self.cap: float | None = turn_bound(self.decay, clamp)
+        self.listing: bool = listing
         # The listing turns along v / |v|.
-        self.learns_from_zero = not listing
-        self.radius = math.sqrt(dim) if radius is None else radius
+        self.learns_from_zero: bool = not listing
+        self.radius: float = math.sqrt(dim) if radius is None else radius
         if listing:
-            self.decays = decay in ("sqrt", "linear")
-            self.scale = nn.Parameter(torch.empty(1), requires_grad=self.decays)
-            self.bias = nn.Parameter(torch.empty(1), requires_grad=self.decays)
+            self.decays: bool = decay in ("sqrt", "linear")
+            self.scale: nn.Parameter = nn.Parameter(torch.empty(1), requires_grad=self.decays)
+            self.bias: nn.Parameter = nn.Parameter(torch.empty(1), requires_grad=self.decays)
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -205,11 +208,12 @@ class NGPTStep(Residual):
         **place: int,
     ):
         super().__init__(dim, **place)
-        self.start, self.gain = start, gain
-        self.radius = math.sqrt(dim) if radius is None else radius
+        self.start: float = start
+        self.gain: float | None = gain
+        self.radius: float = math.sqrt(dim) if radius is None else radius
         # nGPT stores a * scale / start with scale = 1/sqrt(D), so that one learning rate suits a and the matrices.
-        self.scale = dim**-0.5
-        self.a = nn.Parameter(torch.empty(dim if per_channel else 1))
+        self.scale: float = dim**-0.5
+        self.a: nn.Parameter = nn.Parameter(torch.empty(dim if per_channel else 1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

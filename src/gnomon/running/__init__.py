@@ -26,5 +26,6 @@ _EXPORTS = {
     "read_rows": "token_rows", "Rows": "token_rows",
 }  # fmt: skip
 
-__all__ = list(_EXPORTS)
-__getattr__, __dir__ = lazy(__name__, _EXPORTS)
+if not TYPE_CHECKING:
+    __all__ = list(_EXPORTS)
+    __getattr__, __dir__ = lazy(__name__, _EXPORTS)

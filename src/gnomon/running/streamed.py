@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gnomon import anatomy
-from gnomon.checkpoints import open_checkpoint
+from gnomon.checkpoints import Checkpoint, open_checkpoint
 from gnomon.errors import UserError
 from gnomon.running.architecture import config_of, empty_models, has_next_token_head
 from gnomon.running.block_list import blocks_of
@@ -43,10 +43,14 @@ class Streamed:
     """
 
     def __init__(self, model: Any, sources: Sources):
-        self.model, self.sources, self.checkpoint = model, sources, sources.checkpoint
+        self.model: Any = model
+        self.sources: Sources = sources
+        self.checkpoint: Checkpoint = sources.checkpoint
+        self.prefix: str
+        self.blocks: nn.ModuleList
         self.prefix, self.blocks = blocks_of(model)
-        self.predicts = has_next_token_head(model)
-        self.block_names = [f"{self.prefix}.{index}" for index in range(len(self.blocks))]
+        self.predicts: bool = has_next_token_head(model)
+        self.block_names: list[str] = [f"{self.prefix}.{index}" for index in range(len(self.blocks))]
         # Some models ask their embedding for its device: so not on the meta device, but of the right shape, without memory, and
         # NaN wherever it would be used by mistake.
         self._empty = {name: _placeholder(p) for name, p in model.named_parameters(remove_duplicate=False)}

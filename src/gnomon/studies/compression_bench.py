@@ -47,12 +47,13 @@ class Bench:
 
     def __init__(self, setup: Setup):
         self.setup = setup
-        self.streamed = open_streamed(setup.model)
-        self.texts = {name: read_rows(self.streamed, text, setup.tokens, setup.length) for name, text in setup.named_texts.items()}
+        self.streamed: Streamed = open_streamed(setup.model)
+        texts = setup.named_texts.items()
+        self.texts: dict[str, Rows] = {name: read_rows(self.streamed, text, setup.tokens, setup.length) for name, text in texts}
         rows = read_rows(self.streamed, setup.data, setup.calibration * setup.samples, setup.length)
-        self.samples = _parts(rows, setup.samples)
+        self.samples: list[Rows] = _parts(rows, setup.samples)
         check_calibration(self.streamed, self.samples[0])
-        self.passages = read_last_words(self.streamed, setup.lambada, setup.items) if setup.lambada else LastWords("", ())
+        self.passages: LastWords = read_last_words(self.streamed, setup.lambada, setup.items) if setup.lambada else LastWords("", ())
         self._matrices: tuple[int, list[BlockMatrices]] = (-1, [])
 
     @torch.no_grad()

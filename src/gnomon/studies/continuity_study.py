@@ -28,7 +28,7 @@ from gnomon.train.presets import BASELINE
 PLAIN = ("Res+ReLU", "Res+GELU", "Res+SiLU", "Res+None", "Res+Radial", "NoRes+ReLU", "Res+ReLU+LN", "Res+None+LN", "Res+Radial+LN")
 SMALL_INIT = ("Res+ReLU", "Res+None", "Res+Radial")
 SMOKE = ("Res+ReLU", "Res+None", "Res+None+LN", "NoRes+ReLU", "Llama, SiLU")
-LLAMA = {"Llama, SiLU": None, "Llama, ReLU": "relu", "Llama, no nonlinearity": "none"}
+LLAMA: dict[str, str | None] = {"Llama, SiLU": None, "Llama, ReLU": "relu", "Llama, no nonlinearity": "none"}
 
 TINY: dict[str, Any] = {
     "steps": 300, "model.vocab_size": 257, "model.width": 64, "model.mlp_width": 192, "model.heads": 2, "model.context": 64,

@@ -21,7 +21,8 @@ class Results:
     """What a study measured, asked by variant name."""
 
     def __init__(self, study: Study, measured: Measured):
-        self.study, self.measured = study, measured
+        self.study: Study = study
+        self.measured: Measured = measured
         self._variants = {variant.name: variant for variant in study.variants}
         self._rates: dict[str, float] = {}
 

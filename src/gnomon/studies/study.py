@@ -45,7 +45,7 @@ class Variant:
     group: str = ""
     space: Space | None = None
     like: str | None = None
-    moved: Mapping[str, Any] = field(default_factory=dict)
+    moved: Mapping[str, Any] = field(default_factory=dict[str, Any])
     share: float = 1.0
 
 
@@ -191,9 +191,10 @@ Measured = Mapping[PlannedRun, Outcome]
 
 def wanted(study: Study, variant: Variant, measured: Measured) -> list[PlannedRun]:
     """The runs of a variant as far as they can be known from what is measured: its tuning, then its compared seeds."""
-    variant = resolved(study, variant, measured)
-    if variant is None:
+    known = resolved(study, variant, measured)
+    if known is None:
         return []
+    variant = known
     if variant.space is not None:
         rungs = search.wanted(variant.space, study.budget, _score(variant, measured), variant.recipe.optim.lr)
         winner = tuned(study, variant, measured)

@@ -12,4 +12,5 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
     from gnomon.train.loop import train as train
 
 __all__ = ["PRESETS", "Recipe", "from_dict", "preset", "replace", "to_dict", "train"]
-__getattr__, __dir__ = lazy(__name__, {"train": "loop"})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(__name__, {"train": "loop"})

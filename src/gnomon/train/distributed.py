@@ -219,7 +219,7 @@ def no_gradient_sync(loss_fn: LossFn, model: nn.Module) -> Iterator[None]:
         yield
 
 
-def uncompiled(model: Transformer) -> contextlib.AbstractContextManager:
+def uncompiled(model: Transformer) -> contextlib.AbstractContextManager[Any]:
     """While open, compiled blocks run uncompiled, so that hooks set meanwhile are seen."""
     compiled = any(getattr(block, "_compiled_call_impl", None) is not None for block in model.blocks)
     return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()

@@ -133,9 +133,10 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int, sinks: Sink | None = None, *, writes: bool = True):
         self._sinks, self._writes = sinks, writes
-        self.path, self._warnings = folder / METRICS, folder / WARNINGS
+        self.path: Path = folder / METRICS
+        self._warnings = folder / WARNINGS
         self.recent: list[dict[str, Any]] = []
-        self.diagnosis = Diagnosis()
+        self.diagnosis: Diagnosis = Diagnosis()
         if self.path.exists():
             kept = [record for record in read_metrics(folder) if record["step"] <= step]
             begun = [warning for record in kept for warning in self.diagnosis.take(record)]

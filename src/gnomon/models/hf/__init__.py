@@ -37,6 +37,7 @@ def register() -> None:
     AutoModelForCausalLM.register(GnomonConfig, GnomonForCausalLM, exist_ok=True)
 
 
-__getattr__, __dir__ = lazy(
-    __name__, {"GnomonConfig": "configuration", "GnomonForCausalLM": "modeling", "GnomonModel": "modeling"}
-)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy(
+        __name__, {"GnomonConfig": "configuration", "GnomonForCausalLM": "modeling", "GnomonModel": "modeling"}
+    )

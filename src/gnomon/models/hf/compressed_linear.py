@@ -25,7 +25,9 @@ class Term(nn.Module):
 
     def __init__(self, shape: tuple[int, int], rank: int | None = None, rows: str = "", columns: str = "", pivots: str = "", **_: Any):
         super().__init__()
-        self.rows, self.columns, self.pivots = numbers(rows), numbers(columns), numbers(pivots)
+        self.rows: Tensor | None = numbers(rows)
+        self.columns: Tensor | None = numbers(columns)
+        self.pivots: Tensor | None = numbers(pivots)
         M = shape[0] if self.rows is None else len(self.rows)
         N = shape[1] if self.columns is None else len(self.columns)
         self.A = nn.Parameter(torch.zeros(M, N if rank is None else rank))
@@ -48,9 +50,11 @@ class CompressedLinear(nn.Module):
 
     def __init__(self, shape: tuple[int, int], terms: list[dict[str, Any]], bias: bool = False):
         super().__init__()
+        self.out_features: int
+        self.in_features: int
         self.out_features, self.in_features = shape
-        self.terms = nn.ModuleList(Term(shape, **term) for term in terms)
-        self.bias = nn.Parameter(torch.zeros(self.out_features)) if bias else None
+        self.terms: nn.ModuleList = nn.ModuleList(Term(shape, **term) for term in terms)
+        self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(self.out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         y: Any = None
