@@ -1,4 +1,4 @@
-"""A loop by Hugging Face accelerate: accumulation, clipping and several devices are its own, the optimizer is gnomon's.
+"""Accelerate: accumulation, clipping and several devices are Hugging Face's, the optimizer is gnomon's.
 
     python examples/accelerate_loop.py
     accelerate launch examples/accelerate_loop.py

@@ -1,4 +1,4 @@
-"""transformers' own Trainer, unchanged, with weights on manifolds.
+"""A Hugging Face model under Trainer: transformers' own loop, unchanged, with weights on manifolds.
 
     python examples/hf_trainer.py              a small GPT-2 from scratch, on the text that gnomon ships
     python examples/hf_trainer.py FOLDER       any model that AutoModelForCausalLM opens, with its tokenizer

@@ -1,4 +1,4 @@
-"""A Lightning module and trainer, unchanged, with weights on manifolds.
+"""Lightning: module and trainer are its own, unchanged, the weights on manifolds.
 
     python examples/lightning_loop.py
 
@@ -49,6 +49,7 @@ def main(steps: int = 60, out: str = "runs/lightning", resume: str | None = None
     )
     trainer.fit(model, batches, ckpt_path=resume)
     trainer.save_checkpoint(f"{out}/last.ckpt")
+    print(f"loss {trainer.callback_metrics['loss']:.3f} after {trainer.global_step} steps")
     return trainer
 
 

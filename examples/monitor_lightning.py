@@ -1,8 +1,10 @@
-"""Lightning's Trainer, unchanged, with a look inside: hidden states, attention, weights, and warnings.
+"""Lightning with a look inside: hidden states, attention, weights, and warnings; trainer and module are unchanged.
 
     python examples/monitor_lightning.py
+    gnomon compare runs/monitor-lightning/gnomon --out runs/monitor.html
 
-One line is gnomon's: the callback. It writes OUT/gnomon, which `gnomon compare OUT/gnomon` draws. Needs `pip install lightning`.
+One line is gnomon's: the callback. The second command draws what it recorded; give it several folders and they stand side by side.
+Needs `pip install lightning`.
 """
 
 from __future__ import annotations

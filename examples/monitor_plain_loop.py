@@ -1,9 +1,10 @@
-"""Warnings before the crash, in a loop of your own: a small GPT at a rate that is too high.
+"""Warnings before the crash: a loop of one's own, in which a small GPT trains at a rate that is too high.
 
     python examples/monitor_plain_loop.py
+    gnomon compare runs/plain --out runs/plain.html
 
-Four lines are gnomon's: the recorder, the two calls around the optimizer's step, and the `with`. They would be the same in torchtitan's
-loop or nanoGPT's. The folder it writes is drawn by `gnomon compare runs/plain`.
+Three lines are gnomon's: the recorder, and the two calls around the optimizer's step. They would be the same in torchtitan's loop or
+nanoGPT's. The second command draws what was recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main(steps: int = 120, lr: float = 0.1, out: str = "runs/plain", **settings)
     windows = ids[: len(ids) // 65 * 65].view(-1, 65)
     told: list[RunWarning] = []
 
-    with gnomon.integrations.Recorder(model, out, every=5, settings={"lr": lr}) as recorder:
+    with gnomon.integrations.Recorder(model, out, every=5, settings={"lr": lr}, tell=print) as recorder:
         for step in range(1, steps + 1):
             batch = windows[torch.randint(len(windows), (8,))]
             loss = model.loss(batch[:, :-1], batch[:, 1:])

@@ -1,8 +1,9 @@
-"""transformers' own Trainer, unchanged, with a look inside: hidden states, attention, weights, and warnings.
+"""Trainer with a look inside: hidden states, attention, weights, and warnings; transformers' own loop is unchanged.
 
     python examples/monitor_transformers.py
+    gnomon compare runs/monitor-transformers/gnomon --out runs/monitor.html
 
-One line is gnomon's: the callback. It writes OUT/gnomon, which `gnomon compare OUT/gnomon` draws, also beside other runs.
+One line is gnomon's: the callback. The second command draws what it recorded; give it several folders and they stand side by side.
 Needs `pip install "gnomon[hf]" accelerate`.
 """
 

@@ -1,4 +1,4 @@
-"""ManifoldMuon in a loop of one's own on several devices: DDP, or FSDP2 with every matrix in shards.
+"""Several devices: ManifoldMuon in a loop of one's own, under DDP, or FSDP2 with every matrix in shards.
 
     torchrun --nproc-per-node 2 examples/several_devices.py ddp
     torchrun --nproc-per-node 2 examples/several_devices.py fsdp2

@@ -1,4 +1,4 @@
-"""A GPT of one's own, whose stream stays on a sphere: sixty lines, three of them gnomon's.
+"""A GPT of one's own: its stream stays on a sphere; sixty lines, three of them gnomon's.
 
     python examples/sphere_gpt.py
 """

@@ -1,4 +1,5 @@
-"""What `make docs` adds to the guides: the reference from the docstrings, the papers at the root, equations as MathML.
+"""What `make docs` adds to the guides: the reference from the docstrings, a page for each example, the papers at the root, equations
+as MathML.
 
 Everything is checked while it is built: a public name without a docstring, a room that the navigation forgets, or an equation
 that cannot be rendered ends the build.
@@ -10,6 +11,7 @@ import html
 import importlib
 import inspect
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +23,9 @@ from mkdocs.structure.files import File
 import gnomon
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import example_outputs  # noqa: E402
+
 # Pages at the root of the repository, which people look for there.
 AT_ROOT = {"ARCHITECTURE.md": "architecture.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
            "SECURITY.md": "security.md"}  # fmt: skip
@@ -34,6 +39,8 @@ def on_files(files: Any, config: Any) -> Any:
     for name in sorted(listed):
         content = _top() if name == "gnomon" else _room(name)
         files.append(File.generated(config, f"reference/{name}.md", content=content))
+    for file in sorted(example_outputs.EXAMPLES.glob("*.py")):
+        files.append(File.generated(config, f"examples/{file.stem}.md", content=_example(file)))
     for source, page in AT_ROOT.items():
         if (ROOT / source).exists():
             files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
@@ -41,14 +48,17 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links that are right in the repository, made right on the site."""
+    """Links that are right in the repository, made right on the site; and what stands beside a page."""
     here = page.file.src_uri
+    # Code wants room: the first page has no pages beside it, an example no contents.
+    if here == "index.md" or here.startswith("examples/"):
+        page.meta["hide"] = ["navigation" if here == "index.md" else "toc"]
     if here in AT_ROOT.values():
         return re.sub(r"\]\(docs/", "](", markdown).replace("](LICENSE)", "](https://www.apache.org/licenses/LICENSE-2.0)")
     up = "../" * here.count("/")
     for source, target in AT_ROOT.items():
         markdown = markdown.replace(f"]({up}../{source}", f"]({up}{target}")
-    return re.sub(rf"\]\({re.escape(up)}\.\./examples/(\w+)\.py\)", rf"]({up}examples.md#\1)", markdown)
+    return re.sub(rf"\]\({re.escape(up)}\.\./examples/(\w+)\.py\)", rf"]({up}examples/\1.md)", markdown)
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
@@ -107,6 +117,22 @@ def _room(room: str) -> str:
     at_hand = [getattr(gnomon, name) for name in gnomon.__all__ if not name.startswith("__") and name not in gnomon._ROOMS]
     further = [_entry(found) for found in at_hand if found.__module__.startswith(f"gnomon.{room}.")]
     return "\n".join([*parts, *(entry for entry in further if entry not in parts)])
+
+
+def _example(file: Path) -> str:
+    """What an example says of itself, what it printed and drew, and its code: the files themselves."""
+    said, code = example_outputs.parts(file)
+    title, _, text = said.partition(": ")
+    kept = example_outputs.KEPT / f"{file.stem}.txt"
+    if not kept.exists():
+        raise PluginError(f"{file.name} has no output: python tools/example_outputs.py {file.stem}")
+    made, _, printed = kept.read_text("utf-8").partition("\n")
+    picture = f"![What it draws]({file.stem}.svg)\n\n" * kept.with_suffix(".svg").exists()
+    return (
+        f"# {title}\n\n{text[0].upper()}{text[1:]}\n\n## What it prints\n\n```text\n{printed}```\n\n{picture}"
+        f"One run: {made.partition('; code')[0]}. Elsewhere the last digits differ.\n\n"
+        f"## `examples/{file.name}`\n\n```python\n{code}```\n"
+    )
 
 
 def _public(module: ModuleType) -> list[str]:
