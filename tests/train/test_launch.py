@@ -20,15 +20,15 @@ from safetensors.torch import load_file
 
 from gnomon import cli
 from gnomon.run_folder import checkpoint_folders, read_metrics
-from gnomon.train import checkpoint_layout
+from gnomon.train import checkpoint_layout, loop
 
 # Starting processes takes seconds each, and on a busy machine minutes.
 pytestmark = pytest.mark.timeout(900)
 
-STEPS = 100
+STEPS = 24
 SETTINGS = [
     "model.layers=2", "model.width=32", "model.heads=2", "model.context=32", "data.batch=4", f"steps={STEPS}",
-    "watch.save_every=10", "watch.eval_every=50", "watch.probe_every=50", "watch.eval_tokens=128", "watch.probe_tokens=64",
+    "watch.save_every=5", "watch.eval_every=10", "watch.probe_every=10", "watch.eval_tokens=128", "watch.probe_tokens=64",
 ]  # fmt: skip
 
 
@@ -60,10 +60,32 @@ def launch(*arguments, world=2):
     ]
 
 
-def work(rank, world, barrier, folder, told, arguments):
-    """The command in a process that lives on: exit code and stderr."""
-    with mock.patch.dict(os.environ, told[rank]), contextlib.redirect_stderr(io.StringIO()) as err:
-        return cli.main(arguments), err.getvalue()
+KILLED = """
+import os, signal, sys
+from gnomon import cli
+from gnomon.train import loop
+real = loop.data.batch
+def batch(*given, step, **more):
+    if os.environ["RANK"] == "1" and step == 17:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*given, step=step, **more)
+loop.data.batch = batch
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def work(rank, world, barrier, folder, told, arguments, asked=None):
+    """The command in a process that lives on: exit code, stdout and stderr. The last of them is sent SIGTERM at step `asked`."""
+    real, out, err = loop.data.batch, io.StringIO(), io.StringIO()
+
+    def batch(*given, step, **more):
+        if rank == world - 1 and step == asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given, step=step, **more)
+
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.dict(os.environ, told[rank]):
+        with mock.patch.object(loop.data, "batch", batch):
+            return cli.main(arguments), out.getvalue(), err.getvalue()
 
 
 def wait_for_step(folder, step, processes):
@@ -94,31 +116,26 @@ def weights(folder):
 def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
     folder = tmp_path / "run"
     # Any of the processes may be asked.
-    processes = launch(*command(folder))
-    wait_for_step(folder, 12, processes)
-    os.kill(processes[1].pid, signal.SIGTERM)
-    ((out, err), code), ((quiet, _), other) = ends(processes)
+    (code, out, err), (other, quiet, _) = spawn(2, work, str(tmp_path), environments(2), command(folder)[2:], 7)
     assert code == other == 130 and "the same command continues" in out and quiet == "", (out, err)
     stopped = read_metrics(folder)[-1]["step"]
     newest = checkpoint_folders(folder)[-1]
-    assert newest.name == f"step-{stopped:08d}" and checkpoint_layout.damage(newest) is None and stopped < STEPS
+    assert newest.name == f"step-{stopped:08d}" and checkpoint_layout.damage(newest) is None and 7 <= stopped < 12
 
     # kill -9 of one in the middle; the other cannot go on, and whoever launched them ends it.
-    processes = launch(*command(folder))
-    wait_for_step(folder, stopped + 20, processes)
-    processes[1].kill()
-    processes[1].wait()
+    first, second = launch("-c", KILLED, *command(folder)[2:])
+    assert second.wait(240) == -signal.SIGKILL, second.communicate()
     time.sleep(0.2)
-    processes[0].kill()
-    ends(processes)
+    first.kill()
+    ends([first, second])
     left = read_metrics(folder)[-1]["step"]
     newest = checkpoint_folders(folder)[-1]
-    assert checkpoint_layout.damage(newest) is None and left - int(newest.name.split("-")[1]) <= 20 and left < STEPS
+    assert checkpoint_layout.damage(newest) is None and stopped < left <= 17 and left - int(newest.name.split("-")[1]) <= 10
 
-    (((out, err), code), ((quiet, _), other)) = ends(launch(*command(folder)))
+    (code, out, err), (other, quiet, _) = spawn(2, work, str(tmp_path), environments(2), command(folder)[2:])
     assert code == other == 0 and quiet == "" and "wrote" in out, (out, err)
     answers = spawn(2, work, str(tmp_path), environments(2), command(tmp_path / "whole")[2:])
-    assert [code for code, _ in answers] == [0, 0], answers
+    assert [code for code, *_ in answers] == [0, 0], answers
     one, two = weights(folder), weights(tmp_path / "whole")
     assert all(torch.equal(one[name], two[name]) for name in two)
     assert [m["step"] for m in read_metrics(folder)] == list(range(STEPS + 1))
@@ -128,24 +145,25 @@ def test_asked_killed_and_continued_equals_uninterrupted(tmp_path):
 def test_mistakes_are_told_before_anything_is_written(tmp_path):
     for mistake, words in (("data.batch=5", "multiple of 2"), ("data.train=gone", "gone"), ("data.btch=4", "data.batch")):
         arguments = command(tmp_path / "run", mistake)[2:]
-        (code, err), (other, silent) = spawn(2, work, str(tmp_path), environments(2), arguments)
+        (code, _, err), (other, _, silent) = spawn(2, work, str(tmp_path), environments(2), arguments)
         assert code == other == 2 and words in err and "Traceback" not in err + silent
         # Both meet it, one tells it.
         assert err.count("gnomon:") == 1 and silent == ""
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_starts_them_and_a_mistake_is_told_once_and_nothing_else(tmp_path):
+def test_processes_starts_them_and_a_mistake_is_told_once_and_nothing_else(tmp_path, capfd):
     """Torchrun adds a traceback of its own to every error."""
     def run(*more):
-        arguments = [sys.executable, *command(tmp_path / "run", "steps=3", *more), "--processes", "2"]
-        return subprocess.run(arguments, capture_output=True, text=True)
+        with pytest.raises(SystemExit) as done:
+            cli.main([*command(tmp_path / "run", "steps=3", *more)[2:], "--processes", "2"])
+        return done.value.code, *capfd.readouterr()
 
-    done = run("data.train=gone")
-    assert done.returncode == 2 and done.stderr.count("gnomon:") == 1 and "Traceback" not in done.stderr and done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "run").exists()
-    done = run()
-    assert done.returncode == 0 and done.stdout.count("wrote") == 1, done.stderr
+    code, out, err = run("data.train=gone")
+    assert code == 2 and err.count("gnomon:") == 1 and "Traceback" not in err and out == ""
+    assert len(err.strip().splitlines()) == 1 and not (tmp_path / "run").exists()
+    code, out, err = run()
+    assert code == 0 and out.count("wrote") == 1, err
     assert read_metrics(tmp_path / "run")[-1]["step"] == 3
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["processes"] == 2
 
@@ -165,18 +183,19 @@ def test_processes_are_asked_to_stop_by_one_signal(tmp_path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_torchrun(tmp_path, strategy):
     """torchrun hands SIGTERM on; the same command then continues to the end, as one process would."""
-    start = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *command(tmp_path / "run", f"parallel.strategy={strategy}")]
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    start += command(tmp_path / "run", "steps=100", f"parallel.strategy={strategy}")
     process = subprocess.Popen([sys.executable, *start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_step(tmp_path / "run", 12, [process])
     process.terminate()
     process.communicate(timeout=120)
     saved = checkpoint_folders(tmp_path / "run")[-1].name
-    assert int(saved.split("-")[1]) == read_metrics(tmp_path / "run")[-1]["step"] < STEPS
-    for arguments in (start, command(tmp_path / "one")):
+    assert int(saved.split("-")[1]) == read_metrics(tmp_path / "run")[-1]["step"] < 100
+    for arguments in (start, command(tmp_path / "one", "steps=100")):
         done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     many, one = (read_metrics(tmp_path / name)[-1] for name in ("run", "one"))
-    assert many["loss"] == pytest.approx(one["loss"], abs=0.05) and many["step"] == STEPS
+    assert many["loss"] == pytest.approx(one["loss"], abs=0.05) and many["step"] == 100
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["strategy"] == strategy
 
 

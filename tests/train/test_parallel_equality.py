@@ -5,6 +5,7 @@ In double precision, where only the order of sums differs.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,13 @@ def answers(tmp_path_factory):
     return spawn(4, work, str(tmp_path_factory.mktemp("equality")))
 
 
+@functools.cache
+def alone(name):
+    """What one process comes to, and where it starts."""
+    arguments, changes = CASES[name]
+    return take(name, Ranks()), steps(recipe(*arguments, **changes), count=0)["end"]
+
+
 def furthest(a, b):
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in b)
 
@@ -72,14 +80,13 @@ def furthest(a, b):
 def test_equals_one_process(answers, name, kind):
     members = [found[name, kind] for found in answers if (name, kind) in found]
     assert len(members) == (4 if name.endswith("four") else 2)
-    one, first = take(name, Ranks()), members[0]
+    (one, start), first = alone(name), members[0]
     weights, losses = {"torch's Muon": (5e-3, 1e-3), "bf16": (1e-2, 5e-3), "fp32": (5e-4, 1e-5)}.get(name, (1e-7, 2e-6))
     assert first["end"].keys() == one["end"].keys()
     assert furthest(first["end"], one["end"]) < weights
     for (loss, norm), (expected, length) in zip(first["losses"], one["losses"]):
         assert loss == pytest.approx(expected, abs=losses) and norm == pytest.approx(length, rel=losses * 10)
     # The steps are a hundred times what is tolerated, at least.
-    start = {n: p for n, p in steps(recipe(*CASES[name][0], **CASES[name][1]), count=0)["end"].items()}
     assert furthest(one["end"], start) > 100 * weights or name in ROUNDED
     for other in members[1:]:
         assert other["losses"] == first["losses"]
