@@ -241,7 +241,7 @@ OFFSETS = st.tuples(st.integers(0, 4), st.integers(0, 16)).map(
     lambda at: {"dtype": "F32", "shape": [at[1] - at[0]], "data_offsets": [4 * at[0], 4 * at[1]]}
 )
 FUZZ = settings(
-    max_examples=300,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -299,11 +299,11 @@ def test_interrupted_jobs_end_like_an_uninterrupted_one(tmp_path_factory, kills,
 
 def test_a_killed_process_is_continued(tmp_path):
     """kill -9 in the middle, twice: nothing is tidied up, and the files still come out the same."""
-    documents = [f"{i} " + "some words to count " * 400 for i in range(2000)]
+    documents = [f"{i} " + "some words to count " * 400 for i in range(500)]
     source = jsonl(tmp_path / "a.jsonl", documents)
     code = (
-        "import sys, gnomon.data.conversion as job; job._BATCH = 1 << 16; from gnomon.data import prepare;"
-        f"prepare({str(source)!r}, sys.argv[1], tokenizer='byte', shard_tokens=1_000_000)"
+        "import sys, gnomon.data.conversion as job; job._BATCH = 1 << 14; from gnomon.data import prepare;"
+        f"prepare({str(source)!r}, sys.argv[1], tokenizer='byte', shard_tokens=250_000)"
     )
     out = tmp_path / "out"
     for shards in (2, 7):
@@ -313,8 +313,8 @@ def test_a_killed_process_is_continued(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
     finished = {path.name: path.stat().st_mtime_ns for path in out.glob("*.bin")}
-    prepare(source, out, tokenizer="byte", shard_tokens=1_000_000)
-    prepare(source, tmp_path / "whole", tokenizer="byte", shard_tokens=1_000_000)
+    prepare(source, out, tokenizer="byte", shard_tokens=250_000)
+    prepare(source, tmp_path / "whole", tokenizer="byte", shard_tokens=250_000)
     assert contents(out) == contents(tmp_path / "whole")
     assert 2 <= len(finished) < len(list(out.glob("*.bin")))
     known = list(finished)[:2]  # the last may have been finished without being noted; it is made again
@@ -539,10 +539,10 @@ def test_a_worker_s_tokenizer_still_reads_marks_as_text():
 @pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
 def test_workers_change_nothing_even_when_a_job_is_killed_and_goes_on_with_others(tmp_path):
     """kill -9 of a job with three workers, which must not outlive it; then one goes on alone."""
-    source = jsonl(tmp_path / "a.jsonl", [f"{i} " + "some words to count " * 400 for i in range(2000)])
+    source = jsonl(tmp_path / "a.jsonl", [f"{i} " + "some words to count " * 400 for i in range(500)])
     code = (
-        "import sys, gnomon.data.conversion as job; job._BATCH = 1 << 16; from gnomon.data import prepare;"
-        f"prepare({str(source)!r}, sys.argv[1], tokenizer='byte', shard_tokens=1_000_000, workers=3)"
+        "import sys, gnomon.data.conversion as job; job._BATCH = 1 << 14; from gnomon.data import prepare;"
+        f"prepare({str(source)!r}, sys.argv[1], tokenizer='byte', shard_tokens=250_000, workers=3)"
     )
     out = tmp_path / "out"
     process = subprocess.Popen([sys.executable, "-c", code, str(out)], stderr=subprocess.DEVNULL)
@@ -552,8 +552,8 @@ def test_workers_change_nothing_even_when_a_job_is_killed_and_goes_on_with_other
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert 2 <= len(list(out.glob("*.bin"))) < 16 and workers
-    prepare(source, out, tokenizer="byte", shard_tokens=1_000_000)
-    prepare(source, tmp_path / "whole", tokenizer="byte", shard_tokens=1_000_000)
+    prepare(source, out, tokenizer="byte", shard_tokens=250_000)
+    prepare(source, tmp_path / "whole", tokenizer="byte", shard_tokens=250_000)
     assert contents(out) == contents(tmp_path / "whole")
     deadline = time.monotonic() + 20
     while any(map(_alive, workers)) and time.monotonic() < deadline:
