@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from gnomon.errors import MissingExtra, UserError
 from gnomon.report.chart_data import extent, groups, log_ticks, short
 from gnomon.report.chart_options import Axis, Series
 from gnomon.report.theme import DASHES, SERIES, theme
 
+P, R = ParamSpec("P"), TypeVar("R")
 WIDTH = 680  # pixels, of a picture; a page stretches charts to its own width
 POSITIVE = " (above zero, on a logarithmic axis)"
 
@@ -23,6 +25,18 @@ def need(module: str) -> Any:
     except ImportError as error:
         raise MissingExtra(f"reports need the package {module!r}, which cannot be imported ({error}). "
                         'Install it: pip install "gnomon[report]"') from error
+
+
+def unchecked(draw: Callable[P, R]) -> Callable[P, R]:
+    """A chart drawn without altair's check of every part against its schema, a third of the time: tests check each kind whole."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        need("altair")  # or say how to install it
+        with importlib.import_module("altair.utils.schemapi").debug_mode(False):
+            return draw(*args, **kwargs)
+
+    return drawn
 
 
 def field(name: str) -> str:

@@ -25,10 +25,12 @@ from gnomon.report.chart_parts import (
     only,
     rules,
     tips,
+    unchecked,
     upright,
 )
 
 
+@unchecked
 def heatmap(rows: Sequence[dict[str, Any]], x: str | Axis, y: str | Axis, value: str | Axis, title: str = "",
             domain: tuple[float, float] | None = None, *, width: int = WIDTH) -> Any:
     """A coloured square for every pair (`x`, `y`); a pair that is missing or not finite stays empty.
@@ -69,6 +71,7 @@ def heatmap(rows: Sequence[dict[str, Any]], x: str | Axis, y: str | Axis, value:
     return finish(alt.layer(*layers), title, left_out(lost, "cell"), width=step, height=step)
 
 
+@unchecked
 def scatter(rows: Sequence[dict[str, Any]], x: str | Axis, y: str | Axis, series: str | Series = "", title: str = "", *,
             told: Sequence[str] = (), size: tuple[int, int] = (WIDTH, 300)) -> Any:
     """A dot at (`x`, `y`) for every row; series get colours and shapes.
@@ -98,6 +101,7 @@ def scatter(rows: Sequence[dict[str, Any]], x: str | Axis, y: str | Axis, series
     return finish(chart, title, left_out(lost, "row"), width=size[0], height=size[1])
 
 
+@unchecked
 def intervals(rows: Sequence[dict[str, Any]], name: str, mean: str | Axis, low: str, high: str, series: str = "",
               title: str = "", *, names: Sequence[str] = (), beside: bool = True, width: int = WIDTH) -> Any:
     """A dot at `mean` and a line from `low` to `high` for every `name`, in the order of the rows.

@@ -22,6 +22,7 @@ from gnomon.report.chart_parts import (
     nothing,
     only,
     rules,
+    unchecked,
     upright,
 )
 from gnomon.report.tables import number
@@ -33,6 +34,7 @@ ALONG, DRAWN = "along", "drawn"
 CURSOR = "at"  # parameter: where on x the values are read; null for nowhere
 
 
+@unchecked
 def curves(rows: Sequence[dict[str, Any]], x: str | Axis, y: str | Axis, series: str | Series = "", title: str = "", *,
            line: Line = PLAIN, others: Sequence[Axis] = (), size: tuple[int, int] = (WIDTH, 260)) -> Any:
     """Lines of `y` over `x`, one colour a series.

@@ -72,7 +72,7 @@ class Page:
 
     def chart(self, chart: Any, caption: str = "", name: str = "", width: float = 1) -> Page:
         """An altair chart. `name` names its files; `width` is its share of the line (1, 1/2 or 1/3)."""
-        spec = chart.to_dict(validate=False)  # altair checked the parts when they were made; twice is slow
+        spec = chart.to_dict(validate=False)  # tests check every kind of chart, see `unchecked`
         title = spec.get("title", "")
         title = title.get("text", "") if isinstance(title, dict) else title
         name = _slug(name or title or caption, "figure", self._figures)
