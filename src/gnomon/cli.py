@@ -111,13 +111,16 @@ def train(
 
 def _several(recipe: Recipe, folder: Path, sinks: tuple[str, ...], processes: int) -> int:
     """Train in so many processes on this computer; returns the exit code."""
-    from gnomon.train import to_dict
+    from gnomon.train import replace, to_dict
     from gnomon.train.launch import launch
+    from gnomon.train.run_setup import check
 
     if "WORLD_SIZE" in os.environ:
         raise UserError("--processes starts processes, and so does torchrun, which started this one: give one of them")
     if processes < 1:
         raise UserError(f"--processes counts from 1, got {processes}")
+    # Before seconds go into starting them. Of a GPU this process would hold a piece to the end.
+    check(replace(recipe, {"compute.device": "cpu"}), folder, sinks)
     with tempfile.TemporaryDirectory() as temporary:
         write_json(Path(temporary) / "recipe.json", to_dict(recipe))
         return launch(Path(temporary) / "recipe.json", folder, processes, sinks)

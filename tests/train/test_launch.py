@@ -152,18 +152,19 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_starts_them_and_a_mistake_is_told_once_and_nothing_else(tmp_path, capfd):
+def test_processes_starts_them_and_a_mistake_is_told_once_and_nothing_else(tmp_path, capfd, monkeypatch):
     """Torchrun adds a traceback of its own to every error."""
-    def run(*more):
-        with pytest.raises(SystemExit) as done:
-            cli.main([*command(tmp_path / "run", "steps=3", *more)[2:], "--processes", "2"])
-        return done.value.code, *capfd.readouterr()
-
-    code, out, err = run("data.train=gone")
-    assert code == 2 and err.count("gnomon:") == 1 and "Traceback" not in err and out == ""
+    arguments = [*command(tmp_path / "run", "steps=3")[2:], "--processes", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr("gnomon.train.launch.launch", lambda *_: pytest.fail("processes were started"))
+        assert cli.main([*arguments, "--set", *SETTINGS, "data.train=gone"]) == 2
+    out, err = capfd.readouterr()
+    assert err.count("gnomon:") == 1 and "Traceback" not in err and out == ""
     assert len(err.strip().splitlines()) == 1 and not (tmp_path / "run").exists()
-    code, out, err = run()
-    assert code == 0 and out.count("wrote") == 1, err
+    with pytest.raises(SystemExit) as done:
+        cli.main(arguments)
+    out, err = capfd.readouterr()
+    assert done.value.code == 0 and out.count("wrote") == 1, err
     assert read_metrics(tmp_path / "run")[-1]["step"] == 3
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["processes"] == 2
 
