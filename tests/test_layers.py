@@ -7,6 +7,7 @@ the type checker do not.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def without_type_checking(tree: ast.AST) -> list[ast.AST]:
     return found
 
 
+@functools.cache
 def arrows() -> set[tuple[str, str]]:
     """(importer, imported) over all modules of the package."""
     found = set()
