@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browser import DESKTOP, PHONE, browser, complaints, too_wide
+from browser import DESKTOP, PHONE, browser, complaints, faint, too_wide
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -37,22 +37,22 @@ def test_fetches_nothing(site):
         assert not re.search(r"url\([\"']?(https?:)?//", style.read_text("utf-8")), style
 
 
-def test_every_page_in_a_browser(site):
+@pytest.mark.parametrize("width, scheme", [(DESKTOP, "light"), (PHONE, "dark")])
+def test_every_page_in_a_browser(site, width, scheme):
+    """Nothing on the console, no scrolling sideways, text that stands out, pictures that are there."""
     pages = sorted(path.relative_to(site) for path in site.rglob("*.html") if path.name != "404.html")
-    assert len(pages) > 30
+    assert len(pages) > 40
     wrong = []
     with browser() as running:
-        for width in (DESKTOP, PHONE):
-            page = running.new_page(viewport={"width": width, "height": 900})
-            said = complaints(page)
-            for path in pages:
-                page.goto((site / path).as_uri(), wait_until="load", timeout=120_000)
-                if said or too_wide(page) > 0:
-                    wrong.append((str(path), width, too_wide(page), [*said]))
-                said.clear()
-                broken = page.evaluate("[...document.images].filter((image) => !image.naturalWidth).map((image) => image.src)")
-                assert not broken, path
-            page.close()
+        page = running.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        said = complaints(page)
+        for path in pages:
+            page.goto((site / path).as_uri(), wait_until="load", timeout=120_000)
+            if (pale := faint(page)) or said or too_wide(page) > 0:
+                wrong.append((str(path), too_wide(page), [*said], pale))
+            said.clear()
+            broken = page.evaluate("[...document.images].filter((image) => !image.naturalWidth).map((image) => image.src)")
+            assert not broken, path
     assert not wrong
 
 

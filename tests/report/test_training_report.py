@@ -247,6 +247,12 @@ def test_writes_the_page_and_the_figures(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_log_of_100_000_records_makes_a_page_below_5_mb(tmp_path):
+    page = run_page(read_runs([make(tmp_path / "a", metrics(100_000), steps=100_000)]))
+    assert page.write(tmp_path / "report.html", figures=False).stat().st_size < 5_000_000
+
+
+@pytest.mark.slow
 def test_records_by_place_are_drawn_as_lists_were(tmp_path):
     """The record of a monitor: sublayers and blocks by name, a list of heads a block."""
     places = [f"text.{i}.{name}" for i in range(LAYERS) for name in ("attention", "mlp")]

@@ -20,6 +20,7 @@ function read(element) {
 function choices() {
   return {
     x: controls.elements.x.value,
+    logx: controls.elements.logx.checked,
     smooth: controls.elements.smooth.value === "" ? null : SMOOTHING[controls.elements.smooth.value],
     hidden: [...controls.querySelectorAll("#series input:not(:checked)")].map((box) => box.value),
   };
@@ -29,8 +30,16 @@ function encodings({ encoding = {}, layer = [] }) {
   return [encoding, ...layer.flatMap(encodings)];
 }
 
+const largest = (rows, field) => rows.reduce((most, row) => Math.max(most, row[field]), 1);
+
+// Runs begin at 0, which has no logarithm: this scale is linear up to 1.
+function logarithmic({ scale, axis }, most) {
+  const ticks = [0, ...Array.from({ length: Math.floor(Math.log10(most)) + 1 }, (_, i) => 10 ** i)];
+  return { scale: { ...scale, type: "symlog" }, axis: { ...axis, values: ticks } };
+}
+
 // The chart as chosen: a copy in which a few fields are exchanged, so that Vega-Lite does the rest.
-function chosen({ spec, meta, log }, { x, smooth, hidden }, width) {
+function chosen({ spec, meta, log }, { x, logx, smooth, hidden }, width) {
   const { data, ...rest } = spec;
   const copy = { ...structuredClone(rest), data };
   if (meta.series && hidden.length) {
@@ -52,7 +61,10 @@ function chosen({ spec, meta, log }, { x, smooth, hidden }, width) {
     for (const { legend } of [encoding.color ?? {}, encoding.strokeDash ?? {}]) {
       if (legend?.columns) legend.columns = Math.max(1, Math.floor((legend.columns * width) / meta.width));
     }
-    if (encoding.x?.field === "along") encoding.x.title = along.title;
+    if (encoding.x?.field === "along") {
+      encoding.x.title = along.title;
+      if (logx && meta.x.length > 1) Object.assign(encoding.x, logarithmic(encoding.x, largest(data.values, along.field)));
+    }
     if (encoding.y?.field && log !== null) Object.assign(encoding.y, meta.y[log ? "log" : "linear"]);
   }
   return copy;
@@ -198,12 +210,13 @@ function setUpControls() {
     document.getElementById("series").append(label);
   }
   document.getElementById("series").hidden = series.size < 2;
-  for (const [name, useful] of [["x", axes.size > 1], ["smooth", metas.some(({ points }) => points > 50)]]) {
+  for (const [name, useful] of [["x", axes.size > 1], ["logx", axes.size > 1], ["smooth", metas.some(({ points }) => points > 50)]]) {
     controls.elements[name].closest("label").hidden = !useful;
   }
   controls.hidden = !controls.querySelector("label:not([hidden]), fieldset:not([hidden])");
   const before = JSON.parse(sessionStorage.getItem(remembered) ?? "{}");
   if (axes.has(before.x)) controls.elements.x.value = before.x;
+  controls.elements.logx.checked = before.logx;
   if (before.smooth != null) controls.elements.smooth.value = SMOOTHING.indexOf(before.smooth);
   for (const box of controls.querySelectorAll("#series input")) box.checked = !before.hidden?.includes(box.value);
   controls.addEventListener("change", () => {
