@@ -64,6 +64,12 @@ _FAINT = """() => {
     const [r, g, b] = colour.map((c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
+  // The cell of a heatmap, the bar: the last one drawn below the middle of a text.
+  const below = (text, { left, right, top, bottom }) => [...text.ownerSVGElement.querySelectorAll(".mark-rect path, .mark-bar path")]
+    .findLast((path) => {
+      const box = path.getBoundingClientRect(), x = (left + right) / 2, y = (top + bottom) / 2;
+      return box.left <= x && x <= box.right && box.top <= y && y <= box.bottom;
+    });
   const lineage = (element) => element ? [...lineage(element.parentElement), element] : [];
   const found = new Map();
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -81,6 +87,11 @@ _FAINT = """() => {
       opacity *= own;
     }
     if (unknown) continue;
+    const cell = drawn && below(element, box);
+    if (cell) {
+      const { fill, fillOpacity, opacity: own } = getComputedStyle(cell), [r, g, b, a] = rgba(fill);
+      behind = over([r, g, b, a * fillOpacity * own], behind);
+    }
     const [r, g, b, a] = rgba(drawn ? style.fill : style.color);
     const seen = over([r, g, b, a * opacity * (drawn ? style.fillOpacity : 1)], behind);
     const [high, low] = [light(seen), light(behind)].sort((x, y) => y - x), ratio = (high + 0.05) / (low + 0.05);

@@ -46,7 +46,7 @@ def test_every_report_is_drawn_legible_and_quiet(reports, width, scheme):
         page = running.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         said = complaints(page)
         for name, path in reports.items():
-            page.goto(path.as_uri())
+            page.goto(path.as_uri(), timeout=120_000)
             page.wait_for_selector("html[data-drawn]", timeout=120_000, state="attached")
             assert page.locator("figure svg.marks").count() == page.locator("figure").count() > 0, name
             if (pale := faint(page)) or said or too_wide(page) > 0:

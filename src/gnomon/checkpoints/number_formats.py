@@ -161,7 +161,7 @@ def from_words(
     if zero is not None and zero.dtype == torch.int32:
         zero = (unpacked(zero.mT, bits).mT - middle)[..., : shape[-2], :]
     if order is not None and bool((order >= 0).all()):
-        scale, zero = (None if x is None else x[..., order.long()] for x in (scale, zero))
+        scale, zero = scale[..., order.long()], None if zero is None else zero[..., order.long()]
     return scaled(q_MN, scale, zero=zero)
 
 

@@ -90,7 +90,7 @@ def read_file(path: Path, notes: list[str] | None = None) -> dict[str, Stored]:
 def _entry(path: Path, tensor: Tensor) -> Entry:
     size = tensor.element_size()
     offset = _offset(tensor)
-    place = offset + tensor.storage_offset() * size if offset else 0
+    place = offset + int(tensor.storage_offset()) * size if offset else 0
     return Entry(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.numel() * size, str(path), place)
 
 
@@ -145,7 +145,7 @@ def _collect(value: Any) -> dict[str, Tensor]:
             found[".".join(path)] = item
         elif isinstance(item, Mapping) and id(item) not in seen and len(path) < _DEEPEST:
             seen.add(id(item))
-            waiting += [((*path, str(key)), inner) for key, inner in reversed(item.items())]
+            waiting += [((*path, str(key)), inner) for key, inner in reversed(list(item.items()))]
     return found
 
 

@@ -188,7 +188,7 @@ def _quality(sheet: Any, report: Measurements) -> None:
 
 
 def _serial(sheet: Any, report: Measurements) -> None:
-    usable = [row | {"pair": f"{row['role']} → {row['next_role']}"} for row in report.serial if row["defined"]]
+    usable: list[dict[str, Any]] = [row | {"pair": f"{row['role']} → {row['next_role']}"} for row in report.serial if row["defined"]]
     if not usable:
         return
     sheet.section("What is written, and what the next sublayer reads").text(

@@ -36,9 +36,11 @@ class Scored(Protocol):
 
     def stream(self, tokens_BT: torch.Tensor, /) -> torch.Tensor:
         """(B, T, D), as the head reads it."""
+        ...
 
     def logits(self, h_ND: torch.Tensor, /) -> torch.Tensor:
         """(N, V) of any tokens of a stream."""
+        ...
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -56,19 +56,20 @@ def retraction_order(
     Raises:
         UserError: `manifold` lacks one of the three methods.
     """
+    found: Any = manifold
     if manifold is sphere:
-        manifold = sphere.Sphere(**options)
+        found = sphere.Sphere(**options)
     elif options:
         raise UserError(f"options {sorted(options)} are for the sphere module; give them to the manifold itself")
-    if not isinstance(manifold, Manifold):
+    if not isinstance(found, Manifold):
         raise UserError(f"{manifold!r} needs the methods random, tangent and move to be checked as a manifold")
     generator = torch.Generator().manual_seed(seed)
-    W = manifold.random(*shape, generator=generator, dtype=torch.float64)
-    X = manifold.tangent(W, torch.randn(W.shape, generator=generator, dtype=torch.float64))
+    W = found.random(*shape, generator=generator, dtype=torch.float64)
+    X = found.tangent(W, torch.randn(W.shape, generator=generator, dtype=torch.float64))
     X = X * (W.norm() / X.norm())
     times = torch.logspace(math.log10(steps[0]), math.log10(steps[1]), points, dtype=torch.float64)
-    errors = [manifold.move(W, t * X) - (W + t * X) for t in times]
-    tangential = [manifold.tangent(W, e) for e in errors]
+    errors = [found.move(W, t * X) - (W + t * X) for t in times]
+    tangential = [found.tangent(W, e) for e in errors]
     floor = 1e3 * torch.finfo(torch.float64).eps * W.norm()
     return min(_slope(times, errors, floor), _slope(times, tangential, floor) - 1)
 

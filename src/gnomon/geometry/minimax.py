@@ -33,7 +33,8 @@ def polar_express(lower: float = 1e-3, steps: int | None = None, tolerance: floa
             the triples are the limit (15/8, -10/8, 3/8).
         tolerance: largest |1 - composition| at which to stop when `steps` is None.
     """
-    low, high = lower, 1.0
+    low: float = lower
+    high: float = 1.0
     triples: list[Quintic] = []
     while len(triples) < steps if steps is not None else (high - low > 2 * tolerance):
         a, b, c = _minimax_quintic(max(low, CUSHION * high), high)

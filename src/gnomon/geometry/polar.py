@@ -13,6 +13,7 @@ Nothing here divides by a norm that can be zero, writes to its input, or (except
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -307,7 +308,8 @@ def _shifted_inverse(H_NN: Tensor, shift: float) -> Tensor:
 def _newton_schulz(H_NN: Tensor, lower: float, tolerance: float) -> Tensor:
     """P <- P Y, R <- Y R Y with Y = a + b R + c R^2: the quintics of R^(1/2) carried by their right factor alone."""
     triples = _guarded(polar_express(lower, tolerance=tolerance / 2), H_NN.dtype)
-    P, R = None, H_NN
+    P: Any = None
+    R = H_NN
     for step, (a, b, c) in enumerate(triples, 1):
         Y = add_identity(b * R + c * gram(R), a)
         P = Y if P is None else P @ Y

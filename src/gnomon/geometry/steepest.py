@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -234,7 +235,9 @@ def _span_part(
         H_CC = multiply(N_CC.mT, N_CC, quick) + S_CC
         root = nonzero(torch.maximum(diagonal_mean(H_CC), noise / N_CC.size(-1)).sqrt())
         return _solve(N_CC, add_identity(H_CC / (2 * root), root / 2), span, 2, quick), E_CC
-    K_CC, best_T, best = None, None, None
+    K_CC: Any = None
+    best_T: Any = None
+    best: Any = None
     for _ in range(steps):
         T_CC = sqrt(gram(N_CC + E_CC) + S_CC)
         value = diagonal_mean(T_CC)
@@ -298,7 +301,7 @@ def _oblique(X_LC: Tensor, G_LC: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     rank = min(X_LC.shape[-2:])
     Z_LC = G_LC - X_LC * _columns_dot(X_LC, G_LC)
     dual = torch.zeros_like(_columns_dot(X_LC, Z_LC))
-    best = None
+    best: Any = None
     for step in range(steps + 1):
         shifted = Z_LC + X_LC * dual
         A_LC = polar(shifted, "gram")

@@ -6,7 +6,7 @@ Legend: B batch, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -75,7 +75,7 @@ class ResidualMLP(nn.Module):
     def reset_parameters(self) -> None:
         self.input.reset_parameters()
         self.output.reset_parameters()
-        for block in self.blocks:
+        for block in cast("list[MLPBlock]", self.blocks):
             block.linear.reset_parameters()
             if self.config.init == "he":
                 nn.init.kaiming_normal_(block.linear.weight, nonlinearity="relu")

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -186,7 +186,7 @@ class Transformer(Stack):
         Raises:
             UserError: a sublayer that starts at zero would never learn.
         """
-        for block in self.blocks:
+        for block in cast("list[Block]", self.blocks):
             for join, branch in ((block.join_attention, block.attention), (block.join_mlp, block.mlp)):
                 if self.config.zero_init and not join.learns_from_zero:
                     raise UserError(
@@ -207,6 +207,7 @@ class Transformer(Stack):
     def start_at_frequencies(self, counts_V: Tensor) -> None:
         """Set the head's bias to the log frequency of each token (one is added to every count)."""
         counts_V = counts_V.double() + 1
+        assert self.head_bias is not None, "model.head_bias"
         self.head_bias.copy_(torch.log(counts_V / counts_V.sum()))
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:

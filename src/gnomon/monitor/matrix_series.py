@@ -83,8 +83,9 @@ class Matrices:
         """How far the matrices that `optimizer` keeps on manifolds are off them; the worst where a part has several (heads)."""
         found: Found = {}
         for group in getattr(optimizer, "param_groups", ()):
-            manifolds = group.get("manifolds")
-            for name in group.get("param_names", ()) if manifolds is not None else ():
+            if (manifolds := group.get("manifolds")) is None:
+                continue
+            for name in group.get("param_names", ()):
                 if name not in self._parameters:
                     continue
                 full, pieces = whole(self._parameters[name]), from_plain(manifolds[name])

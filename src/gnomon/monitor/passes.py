@@ -33,13 +33,14 @@ def call_with(batch: Any) -> Call:
 
 def inner(model: nn.Module) -> nn.Module:
     """The model inside what DDP and torch.compile put around it."""
+    found: Any = model
     while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
+        if isinstance(found, DistributedDataParallel):
+            found = found.module
+        elif hasattr(found, "_orig_mod"):
+            found = found._orig_mod
         else:
-            return model
+            return found
 
 
 def compiled(model: nn.Module) -> bool:

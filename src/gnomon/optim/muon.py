@@ -265,8 +265,10 @@ class ManifoldMuon(torch.optim.Optimizer):
         """
         found: dict[str, dict[str, float]] = {"feasibility": {}, "tangency": {}, "alignment": {}}
         for group in self.param_groups:
-            for name, p in zip(group["param_names"], group["params"]) if group["manifolds"] is not None else ():
-                parts = from_plain(group["manifolds"][name])
+            if (manifolds := group["manifolds"]) is None:
+                continue
+            for name, p in zip(group["param_names"], group["params"]):
+                parts = from_plain(manifolds[name])
                 full = sharding.whole(p)
                 momentum = self.state[p].get("momentum") if p in self.state else None
                 for number, (block, manifold) in enumerate(parts):

@@ -72,7 +72,7 @@ def noisy(y: Sequence[float]) -> bool:
 def log_ticks(low: float, high: float) -> list[float]:
     """Round numbers for a logarithmic axis: powers of ten, with 2 and 5 between where those are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = (1, 2, 5) if last - first <= 2 else (1,)
+    steps = (1, 2, 5) if high <= 100 * low else (1,)
     every = max(1, (last - first) // 6)
     return [float(f"{step}e{power}") for power in range(first, last + 1, every) for step in steps]
 

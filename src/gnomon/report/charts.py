@@ -61,12 +61,12 @@ def heatmap(rows: Sequence[dict[str, Any]], x: str | Axis, y: str | Axis, value:
         field=field(value.key), type="quantitative", title=value.shown,
         scale=alt.Scale(domain=[low, high], clamp=True, **scheme)))]
     if cell >= 30:
-        # Viridis is dark below its middle; the two-sided scale is light around its.
+        # Black where the colour's luminance is above 0.18, from where on it stands out more than white: either has 4.5 : 1 or more.
         number = f"datum[{json.dumps(field(value.key))}]"
-        light = f"abs({number}) < {max(high, -low) / 2}" if diverging else f"{number} > {(low + high) / 2}"
+        light = f"{number} > {0.79 * low} && {number} < {0.88 * high}" if diverging else f"{number} > {low + 0.43 * (high - low)}"
         layers.append(base.mark_text(fontSize=10).encode(
             alt.Text(field=field(value.key), type="quantitative", format=".2f"),
-            color=alt.condition(light, alt.value("#15171c"), alt.value("#ffffff"))))
+            color=alt.condition(light, alt.value("#000000"), alt.value("#ffffff"))))
     step = alt.Step(cell)
     return finish(alt.layer(*layers), title, left_out(lost, "cell"), width=step, height=step)
 

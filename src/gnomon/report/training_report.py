@@ -129,7 +129,7 @@ def _units(runs: Sequence[Run]) -> tuple[str, dict[str, float]]:
     sizes = {run.name: run.environment.get("bytes_per_token") for run in runs}
     if len(set(sizes.values())) == 1 or None in sizes.values():
         return "nats a token", dict.fromkeys(sizes, 1.0)
-    return "bits a byte", {name: 1 / (size * math.log(2)) for name, size in sizes.items()}
+    return "bits a byte", {name: 1 / (size * math.log(2)) for name, size in sizes.items() if size}
 
 
 def _losses(page: Page, runs: Sequence[Run]) -> None:

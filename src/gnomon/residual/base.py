@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -122,10 +122,10 @@ class Stack(nn.Module):
         return len(self.joins)
 
     def __getitem__(self, index: int) -> Residual:
-        return self.joins[index]
+        return cast(Residual, self.joins[index])
 
     def __iter__(self) -> Iterator[Residual]:
-        return iter(self.joins)
+        return cast(Iterator[Residual], iter(self.joins))
 
     def forward(self, x: Tensor, branches: Iterable[Branch]) -> Tensor:
         """From the embeddings (..., D) to what the head reads, through a branch for every sublayer.

@@ -98,7 +98,7 @@ def _what_to_take(page: report.Page, results: Results, measured: Sequence[Row]) 
                "Line: 95 % t interval of the paired difference, for that comparison alone.", "take")  # fmt: skip
     page.table(found, {"point": "point", "take": "take", "mean": "gain (nats)", "low": "from", "high": "to", "seeds": "seeds",
                        "verdict": "verdict", "contestants": "contestants measured"},
-               {"mean": "+.4f", "low": "+.4f", "high": "+.4f"})  # fmt: skip
+               formats={"mean": "+.4f", "low": "+.4f", "high": "+.4f"})  # fmt: skip
 
 
 def _along(page: report.Page, axis: str, measured: Sequence[Row]) -> None:
@@ -206,4 +206,4 @@ def _basins(page: report.Page, results: Results, measured: Sequence[Row]) -> Non
                              report.Series("contestant", names), "Final loss over the rate", line=report.Line(dots=True)),
                "Mean over the compared seeds that did not diverge.", "basin")  # fmt: skip
     page.table(found, {"contestant": "contestant", "octaves": f"octaves within {BASIN} nats", "to the edge": "reaches the last rate tried",
-                       "rates": "rates", "learned": "runs that learned"}, {"octaves": ".0f", "learned": ".0%"})  # fmt: skip
+                       "rates": "rates", "learned": "runs that learned"}, formats={"octaves": ".0f", "learned": ".0%"})  # fmt: skip

@@ -139,10 +139,10 @@ def best(space: Space, budget: Budget, score: Score, rate: float) -> Trial | Non
 
 def _lowest(rungs: list[Rung], score: Score) -> Rung | None:
     """The best of them, the first of equals; None before all are measured."""
-    scores = [score(rung) for rung in rungs]
-    if not rungs or any(found is None for found in scores):
+    scores = [found for found in map(score, rungs) if found is not None]
+    if not rungs or len(scores) < len(rungs):
         return None
-    return rungs[min(range(len(rungs)), key=lambda i: scores[i])]
+    return rungs[min(range(len(rungs)), key=scores.__getitem__)]
 
 
 def _rates(trial: Trial, budget: Budget, score: Score, rate: float) -> list[Rung]:

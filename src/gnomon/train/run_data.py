@@ -84,6 +84,7 @@ def open_tokenizer(recipe: Recipe, folder: Path | None = None) -> Any:
     kept = _kept_tokenizer(recipe, folder)
     if kept is not None:
         return data.tokenizer(kept)
+    assert recipe.data.tokenizer is not None, "fit_to_data names it"
     try:
         return data.tokenizer(recipe.data.tokenizer)
     except UserError:

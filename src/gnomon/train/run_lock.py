@@ -45,6 +45,7 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def _locked(path: Path, folder: Path) -> IO[str]:
+    assert fcntl is not None
     while True:
         file = open(path, "a+", encoding="utf-8")
         try:

@@ -77,9 +77,9 @@ def set_up(recipe: Recipe, folder: Path, ranks: Ranks, device: torch.device) -> 
     model = Transformer(recipe.model).to(device)
     counts_V = data.frequencies(tokens, recipe.model.vocab_size)
     adopted = None
-    if recipe.init is not None:
+    if (init := recipe.init) is not None:
         # A checkpoint of the run itself will replace what would be loaded here.
-        adopted = None if checkpoint_folders(folder) else ranks.together(lambda: init_from.load_init(model, recipe.init))
+        adopted = None if checkpoint_folders(folder) else ranks.together(lambda: init_from.load_init(model, init))
     elif recipe.model.head_bias:
         model.start_at_frequencies(torch.from_numpy(counts_V).to(device))
     loss = parallelise(model, recipe, ranks)

@@ -52,7 +52,8 @@ class GnomonPreTrainedModel(PreTrainedModel):
         """As transformers' own; also from a checkpoint of a run, and from folders in which the head lay inside the model."""
         found = super().from_pretrained(*arguments, key_mapping=_FORMER_NAMES | (key_mapping or {}), **options)
         # Saved again, weights have today's names.
-        (found[0] if isinstance(found, tuple) else found)._weight_conversions = None
+        model: Any = found[0] if isinstance(found, tuple) else found
+        model._weight_conversions = None
         return found
 
     def init_weights(self) -> None:
@@ -138,7 +139,7 @@ class GnomonModel(GnomonPreTrainedModel, Stack):
         x_BTD = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if past_key_values is not None and _CACHE == "cache":
             warnings.warn("`past_key_values` is deprecated in transformers. Use `cache` instead.", FutureWarning, stacklevel=2)
-        past = cache if cache is not None else past_key_values
+        past: Any = cache if cache is not None else past_key_values
         recomputes = self.training and torch.is_grad_enabled() and any(block.gradient_checkpointing for block in self.blocks)
         if past is None and (use_cache if use_cache is not None else self.config.use_cache and not self.training):
             past = None if recomputes else DynamicCache()
