@@ -34,7 +34,7 @@ const largest = (rows, field) => rows.reduce((most, row) => Math.max(most, row[f
 
 // Runs begin at 0, which has no logarithm: this scale is linear up to 1.
 function logarithmic({ scale, axis }, most) {
-  const steps = most < 1000 ? [1, 2, 5] : [1];
+  const steps = most < 100 ? [1, 2, 5] : [1];
   const ticks = [0, ...Array.from({ length: Math.floor(Math.log10(most)) + 1 }, (_, i) => steps.map((step) => step * 10 ** i)).flat()];
   return { scale: { ...scale, type: "symlog" }, axis: { ...axis, values: ticks } };
 }
