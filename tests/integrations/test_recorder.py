@@ -109,7 +109,7 @@ def test_the_example_warns_before_it_is_too_late(tmp_path, capsys):
     assert "saturation" in rules
     lines = [json.loads(line) for line in (tmp_path / "run" / WARNINGS).read_text().splitlines()]
     assert [(line["rule"], line["step"]) for line in lines] == [(one.rule, one.step) for one in told]
-    assert "What to do" in capsys.readouterr().err
+    assert "What to do" in capsys.readouterr().out
     # Read like any run, with its settings and its warnings.
     (run,) = report.read_runs([tmp_path / "run"])
     assert run.recipe == {"lr": 0.1} and {one.rule for one in run.warnings} == {one.rule for one in told}
