@@ -112,6 +112,8 @@ def test_a_gguf_file(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     compare(model, tmp_path / "model.gguf", TOKENS_BT)
+    # What a model was made of makes it again: its names and forms are not changed twice.
+    compare(model, open_streamed(tmp_path / "model.gguf").checkpoint, TOKENS_BT)
 
 
 def test_a_block_that_is_passed_over_is_not_read(tmp_path):

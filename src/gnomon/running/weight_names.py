@@ -76,7 +76,9 @@ def sources_of(model: Any, checkpoint: Checkpoint) -> Sources:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-    named = _hugging_face_names(model, checkpoint) if is_gguf(checkpoint) else checkpoint
+    # A GGUF file that a model was made of already has Hugging Face's names.
+    renamed = not checkpoint.entries.keys().isdisjoint(model.state_dict())
+    named = _hugging_face_names(model, checkpoint) if is_gguf(checkpoint) and not renamed else checkpoint
     rules = get_model_conversion_mapping(model, key_mapping=getattr(type(model), "former_names", None))
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
