@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from gnomon.data.tokenizers import tokenizer
@@ -39,6 +40,29 @@ def make(kind, auto="AutoModelForCausalLM"):
         for parameter in model.parameters():  # gains and biases away from one and zero
             parameter.add_(torch.rand_like(parameter) * 0.3) if parameter.ndim == 1 else parameter.mul_(4)
     return model
+
+
+def pass_over(model, prefix, gone):
+    """The model in memory, whose blocks `gone` give back what they are given."""
+
+    def passed(module, arguments, options, out):
+        h_BTD = arguments[0] if arguments else options["hidden_states"]
+        return h_BTD if isinstance(out, torch.Tensor) else (h_BTD, *out[1:])
+
+    for index in gone:
+        model.get_submodule(prefix)[index].register_forward_hook(passed, with_kwargs=True)
+    return model
+
+
+def check_folder(folder, expected, tokens_BT, loss):
+    """Plain transformers opens the folder as a model of the same logits and loss as `expected`, and `loss` is that loss."""
+    import transformers
+
+    made = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        found, wanted = (model(tokens_BT, labels=tokens_BT, use_cache=False) for model in (made, expected))
+    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-5, atol=1e-5)
+    assert loss == pytest.approx(wanted.loss.item(), rel=1e-5)
 
 
 def write_tokens(path, ids):

@@ -8,7 +8,7 @@ import hf_cases
 import numpy as np
 import pytest
 import torch
-from running_cases import make, write_tokens
+from running_cases import check_folder, make, pass_over, write_tokens
 
 from gnomon import cli
 from gnomon.compress import MERGED_BY, shorten
@@ -39,13 +39,7 @@ def by_hand(model, prefix, gone):
     for index in gone:
         for own, other in zip(blocks[index - 1].parameters(), blocks[index].parameters(), strict=True):
             own.copy_((own.float() + other.float()) / 2)
-        blocks[index].register_forward_hook(passed, with_kwargs=True)
-    return model
-
-
-def passed(module, arguments, options, out):
-    h_BTD = arguments[0] if arguments else options["hidden_states"]
-    return h_BTD if isinstance(out, torch.Tensor) else (h_BTD, *out[1:])
+    return pass_over(model, prefix, gone)
 
 
 @pytest.mark.parametrize("by", MERGED_BY)
@@ -54,13 +48,8 @@ def test_plain_transformers_opens_the_means(kind, by, tmp_path, tokens):
     model = saved(kind, tmp_path / "whole")
     made = shorten(tmp_path / "whole", tmp_path / "short", tokens, 0.67, by=by, merge=True, length=50)
     assert len(made.removed) == 1 and made.blocks == model.config.num_hidden_layers - 1 and made.parameters < made.parameters_before
-    short = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "short").eval()
     expected = by_hand(model, open_streamed(tmp_path / "whole").prefix, made.removed)
-    with torch.no_grad():
-        found = short(TOKENS_BT, labels=TOKENS_BT, use_cache=False)
-        wanted = expected(TOKENS_BT, labels=TOKENS_BT, use_cache=False)
-    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-5, atol=1e-5)
-    assert made.loss == pytest.approx(wanted.loss.item(), rel=1e-5)
+    check_folder(tmp_path / "short", expected, TOKENS_BT, made.loss)
 
 
 def test_means_are_those_of_the_stored_numbers(tmp_path, tokens):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hf_cases import build
-from running_cases import make, write_tokens
+from running_cases import check_folder, make, pass_over, write_tokens
 
 from gnomon import cli
 from gnomon.compress import BY, shorten
@@ -30,18 +30,6 @@ def saved(kind, folder):
     return model
 
 
-def without(model, prefix, gone):
-    """The model in memory, whose blocks `gone` give back what they are given."""
-
-    def passed(module, arguments, options, out):
-        h_BTD = arguments[0] if arguments else options["hidden_states"]
-        return h_BTD if isinstance(out, torch.Tensor) else (h_BTD, *out[1:])
-
-    for index in gone:
-        model.get_submodule(prefix)[index].register_forward_hook(passed, with_kwargs=True)
-    return model
-
-
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "gpt_neox"])
 def test_plain_transformers_opens_what_is_left(kind, by, tmp_path, tokens):
@@ -51,13 +39,8 @@ def test_plain_transformers_opens_what_is_left(kind, by, tmp_path, tokens):
         len(made.removed) == 1 and made.blocks == open_streamed(tmp_path / "whole").model.config.num_hidden_layers - 1
     )
     assert made.parameters < made.parameters_before
-    short = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "short").eval()
-    expected = without(model, open_streamed(tmp_path / "whole").prefix, made.removed)
-    with torch.no_grad():
-        found = short(TOKENS_BT, labels=TOKENS_BT, use_cache=False)
-        wanted = expected(TOKENS_BT, labels=TOKENS_BT, use_cache=False)
-    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-5, atol=1e-5)
-    assert made.loss == pytest.approx(wanted.loss.item(), rel=1e-5)
+    expected = pass_over(model, open_streamed(tmp_path / "whole").prefix, made.removed)
+    check_folder(tmp_path / "short", expected, TOKENS_BT, made.loss)
 
 
 def test_keeping_all_keeps_the_logits(tmp_path, tokens):
@@ -75,7 +58,7 @@ def test_loss_takes_the_cheapest_block_each_time(tmp_path, tokens):
     rows = read_rows(streamed, tokens, 150, 50)
 
     def loss(gone):
-        model = without(make("gemma2"), streamed.prefix, gone)
+        model = pass_over(make("gemma2"), streamed.prefix, gone)
         with torch.no_grad():
             return model(TOKENS_BT, labels=TOKENS_BT, use_cache=False).loss.item()
 

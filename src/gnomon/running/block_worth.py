@@ -32,14 +32,11 @@ def loss_of(streamed: Streamed, rows: Rows, h_BTD: Tensor) -> float:
 
 def loss_through(streamed: Streamed, rows: Rows, visit: Visit, gone: Collection[int] = ()) -> float:
     """Loss, nats a token, with `visit` at each block, and past the blocks that are `gone`."""
-    last: list[Tensor] = []
 
-    def keeping(index: int, h_BTD: Tensor, block: Block) -> Tensor:
-        last[:] = [h_BTD if index in gone else visit(index, h_BTD, block)]
-        return last[0]
+    def passing(index: int, h_BTD: Tensor, block: Block) -> Tensor:
+        return h_BTD if index in gone else visit(index, h_BTD, block)
 
-    streamed.run(rows.tokens_BT, keeping, **streamed.without_logits)
-    return loss_of(streamed, rows, last[0])
+    return loss_of(streamed, rows, streamed.stream(rows.tokens_BT, passing))
 
 
 @torch.no_grad()
@@ -56,22 +53,19 @@ def losses_without(
         tell: called with the number of a block when all streams are through it, and for each loss after the last.
     """
     past: dict[int, Tensor] = {}
-    last: list[Tensor] = []
 
     def visit(index: int, h_BTD: Tensor, block: Block) -> Tensor:
         if index in gone:
-            last[:] = [h_BTD]
             return h_BTD
         with streamed.held([streamed.block_names[index]]):
             for number, other_BTD in past.items():
                 past[number] = block(other_BTD)
             past[index] = h_BTD
-            last[:] = [block(h_BTD)]
+            h_BTD = block(h_BTD)
         tell(index)
-        return last[0]
+        return h_BTD
 
-    streamed.run(rows.tokens_BT, visit, **streamed.without_logits)
-    whole, without = loss_of(streamed, rows, last[0]), {}
+    whole, without = loss_of(streamed, rows, streamed.stream(rows.tokens_BT, visit)), {}
     for number in list(past):
         without[number] = loss_of(streamed, rows, past.pop(number))
         tell(len(streamed.blocks))

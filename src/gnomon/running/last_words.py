@@ -20,7 +20,7 @@ from torch import Tensor
 from gnomon.data.plain_text import read_text
 from gnomon.errors import UserError
 from gnomon.evaluation.scoring import Ids, loglikelihoods
-from gnomon.running.streamed import Block, Streamed, Visit
+from gnomon.running.streamed import Streamed, Visit
 from gnomon.running.token_rows import own_tokenizer
 
 BATCH = 2048
@@ -95,14 +95,7 @@ class _Scored:
         self.config = SimpleNamespace(context=streamed.context, vocab_size=len(self.embed.weight))
 
     def stream(self, x_BT: Tensor) -> Tensor:
-        last: list[Tensor] = []
-
-        def keeping(index: int, h_BTD: Tensor, block: Block) -> Tensor:
-            last[:] = [self.visit(index, h_BTD, block)]
-            return last[0]
-
-        self.streamed.run(x_BT, keeping, **self.streamed.without_logits)
-        return last[0]
+        return self.streamed.stream(x_BT, self.visit)
 
     def logits(self, h_ND: Tensor) -> Tensor:
         """Norm and head look at one token at a time, so any tokens make a row."""

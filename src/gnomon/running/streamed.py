@@ -121,6 +121,17 @@ class Streamed:
                 name = type(self.model).__name__
                 raise UserError(f"{name} writes into its weights while it runs, and they are on disk") from error
 
+    def stream(self, tokens_BT: Tensor, visit: Visit) -> Tensor:
+        """(B, T, D) after the last block, with `visit` at each; the head has as little to do as can be."""
+        last: list[Tensor] = []
+
+        def keeping(index: int, h_BTD: Tensor, block: Block) -> Tensor:
+            last[:] = [visit(index, h_BTD, block)]
+            return last[0]
+
+        self.run(tokens_BT, keeping, **self.without_logits)
+        return last[0]
+
     @contextlib.contextmanager
     def visited(self, visit: Visit) -> Iterator[None]:
         """While open, `visit` stands in the place of each block, in one call of `model`."""
