@@ -17,7 +17,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 import gnomon
 from gnomon import continuity, evaluation, report
 from gnomon.command import exit_code
-from gnomon.errors import MissingExtra, UserError, printable, suggest
+from gnomon.errors import MissingExtra, UserError, check_name, printable, suggest
 from gnomon.files import check_writable, read_json, write_json
 from gnomon.progress import tell
 
@@ -256,6 +256,9 @@ def compress(
         heal: then train the result for so many steps on the same text; told separately.
         verify: open the folder in a fresh process, without gnomon, and compare logits.
     """
+    from gnomon.compress import METHODS
+
+    check_name("method", method, [*METHODS, "depth", "merge", "auto"])
     if method in ("depth", "merge"):
         if verify:
             raise UserError("--verify is for matrices that were replaced; fewer blocks are checked always")

@@ -99,6 +99,8 @@ def test_the_axis_rule_over_all_models():
              (("own", 0.2), ("input", 0.001 * seed), ("output", 0.1))}})
         for name in ("m", "n") for seed in range(3)
     ]  # fmt: skip
+    # Measured in other tokens, a model is not one of them.
+    lines.append(line("roles", 0.5, model="o, seed 0", tokens=7, roles={"up": {s: losses(9.0, 9.0) for s in ("own", "input", "output")}}))
     pooled = [found for found in verdict.claims(lines) if found["model"] == verdict.ALL]
     assert len(pooled) == 2 and all("6 cells" in found["found"] and found["verdict"] == "holds" for found in pooled)
 

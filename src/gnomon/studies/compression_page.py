@@ -38,7 +38,7 @@ def text(found: Sequence[verdict.Line]) -> str:
             parts += [f"### Claims, {name}", report.markdown(shown).rstrip()]
     if pooled := [claim for claim in verdict.claims(found) if claim["model"] == verdict.ALL]:
         shown = [{key: value for key, value in claim.items() if key != "model"} for claim in pooled]
-        parts += ["## All models: the axis rule", report.markdown(shown).rstrip()]
+        parts += ["## All models measured alike: the axis rule", report.markdown(shown).rstrip()]
     return "\n\n".join(parts) + "\n"
 
 

@@ -16,7 +16,7 @@ from gnomon.studies.compression_cells import HEALED
 from gnomon.studies.verdict import LEVEL, Verdict, compare, t_quantile
 
 Line = Mapping[str, Any]
-ALL = "all models"
+ALL = "all models measured alike"
 LAMBADA = "LAMBADA, nats a last word"
 ACCURACY = "LAMBADA, last words said (%)"
 BYTES = "share of the bytes"
@@ -109,10 +109,15 @@ def spelled(values: Sequence[float], form: str = "{:+.4f}", half: bool = True) -
 
 
 def claims(lines: Sequence[Line]) -> list[dict[str, str]]:
-    """Every claim about every family that the lines can judge; of several, the axis rule over all models as well."""
+    """Every claim about every family that the lines can judge; of several measured alike, the axis rule over all of them as well."""
     own = {name: [line for line in lines if family(line) == name] for name in families(lines)}
     rows = [{"model": name, **found} for name, some in own.items() for judge in _JUDGES for found in judge(some)]
-    return rows + ([{"model": ALL, **found} for found in _roles(lines)] if len(own) > 1 else [])
+    alike: dict[tuple[Any, ...], list[Line]] = {}
+    for line in (line for line in lines if "roles" in line):
+        # Nats of other tokens, or of rows of another length, are another measure.
+        alike.setdefault(tuple(line.get(key) for key in ("calibration", "tokens", "length")), []).append(line)
+    several = [some for some in alike.values() if len({family(line) for line in some}) > 1]
+    return rows + [{"model": ALL, **found} for some in several for found in _roles(some)]
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> Correlation:
