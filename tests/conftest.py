@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 
+import hypothesis
 import pytest
+
+# How long an example takes says something of the machine and nothing of the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Models of a few thousand weights are done before a second thread is awake. Processes that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

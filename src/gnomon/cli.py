@@ -148,7 +148,8 @@ def compare(runs: Positional[tuple[Path, ...]], /, out: Path = Path("runs/report
         out: where to write the report.
     """
     check_writable(out)
-    report.show([report.summary(run) for run in report.read_runs(runs)], **report.SUMMARY)
+    rows = [report.summary(run) for run in report.read_runs(runs)]
+    report.show(rows, **report.summary_table(rows))
     print(f"wrote {report.run_report(list(runs), out, figures=False)}")
 
 

@@ -124,7 +124,7 @@ def test_folders_that_do_not_say_what_to_read(tmp_path):
         anatomy.read(tmp_path)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=4)), max_size=4), keep=st.integers(0, 2000))
 def test_fuzzed_headers_end_in_a_clean_message(tmp_path, changes, keep):
     data = bytearray(save(layer(0)))

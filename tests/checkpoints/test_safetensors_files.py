@@ -242,7 +242,6 @@ OFFSETS = st.tuples(st.integers(0, 4), st.integers(0, 16)).map(
 )
 FUZZ = settings(
     max_examples=80,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

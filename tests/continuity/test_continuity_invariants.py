@@ -31,7 +31,7 @@ def orthogonal(n, seed=0):
     return torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(seed)))[0]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(st.floats(1e-3, 1e3) | st.floats(-1e3, -1e-3), min_size=4, max_size=4))
 def test_scale_and_sign_of_each_matrix(factors):
     tensors = llama()

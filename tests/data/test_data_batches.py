@@ -23,7 +23,7 @@ seeds = st.integers(0, 2**64 - 1)
 
 
 @given(sizes, seeds, st.integers(0, 50), st.integers(1, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_batch_depends_on_seed_and_step_alone(size, seed, step, rows):
     context, count = size
     kwargs = dict(seed=seed, batch=rows, context=context)
@@ -39,7 +39,7 @@ def test_a_batch_depends_on_seed_and_step_alone(size, seed, step, rows):
 
 
 @given(sizes, seeds, st.integers(0, 30), st.integers(1, 6), st.sampled_from([1, 2, 3, 8]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_ranks_together_have_the_global_batch(size, seed, step, per_rank, world):
     context, count = size
     kwargs = dict(seed=seed, step=step, batch=per_rank * world, context=context)
@@ -50,7 +50,7 @@ def test_the_ranks_together_have_the_global_batch(size, seed, step, per_rank, wo
 
 
 @given(sizes, seeds, st.integers(0, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_epoch_has_every_chunk_exactly_once(size, seed, epoch):
     context, count = size
     tokens = numbers(count)
@@ -64,7 +64,7 @@ def test_an_epoch_has_every_chunk_exactly_once(size, seed, epoch):
 
 
 @given(sizes, seeds, st.integers(1, 40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_batch_size_does_not_change_the_order(size, seed, rows):
     """A batch may cross the end of an epoch, or hold several: it is a cut through one endless sequence."""
     context, count = size
@@ -99,7 +99,7 @@ def test_the_source_of_the_order_is_philox():
 
 
 @given(st.integers(1, 9), st.integers(2, 120), st.integers(1, 20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_validation_slice_is_the_beginning(context, count, wanted):
     if count <= context:
         with pytest.raises(UserError):

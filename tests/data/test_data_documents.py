@@ -30,7 +30,7 @@ texts = st.lists(st.lists(st.integers(0, 255), max_size=20), min_size=1, max_siz
 
 
 @given(texts, st.integers(1, 9), st.integers(0, 99), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_an_epoch_has_every_pair_of_neighbours_of_one_document_once(documents, context, seed, first_mark):
     tokens = stream(documents, first_mark)
     # From the definition: token t + 1 is predicted from those before it, back to the last end of text.

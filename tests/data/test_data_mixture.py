@@ -40,7 +40,7 @@ MIXED = mix([numbers(0, 900), numbers(10_000, 500), numbers(20_000, 70)], [6, 3,
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 10**6), st.sampled_from([1, 2, 5]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_ranks_together_have_the_global_batch_of_any_step(seed, step, world):
     kwargs = dict(seed=seed, step=step, batch=10, context=16)
     whole = batch(MIXED, **kwargs)
@@ -51,7 +51,7 @@ def test_the_ranks_together_have_the_global_batch_of_any_step(seed, step, world)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 60))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_the_batch_size_does_not_change_the_order(seed, rows):
     one_by_one = [batch(MIXED, seed=seed, step=i, batch=1, context=16)[0] for i in range(2 * rows)]
     two = [batch(MIXED, seed=seed, step=i, batch=rows, context=16)[0] for i in range(2)]

@@ -272,7 +272,7 @@ class Killed(BaseException):
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=3), st.sampled_from([97, 300, 10_000]), st.booleans())
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_interrupted_jobs_end_like_an_uninterrupted_one(tmp_path_factory, kills, shard_tokens, limited):
     folder = tmp_path_factory.mktemp("resume")
     source = jsonl(folder / "a.jsonl.gz")

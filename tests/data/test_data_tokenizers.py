@@ -80,7 +80,7 @@ def test_gpt2s_vocabulary_follows_from_its_merges():
 
 @pytest.mark.parametrize("name", ["byte", "gpt2"])
 @given(text=texts)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_decoding_gives_the_text_back(name, text):
     opened = tokenizer(name)
     ids = opened.encode(text)
@@ -105,7 +105,7 @@ def with_library(name: str) -> tuple:
 
 @pytest.mark.parametrize("name", ["byte", "gpt2", "trained"])
 @given(text=st.text())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_other_programs_get_the_same_ids(name, text):
     ours, library = with_library(name)
     ids = ours.encode(text).tolist()
@@ -144,7 +144,7 @@ STRETCHES = [" ", "  ", "\n", "\t", "x", "it's", "9", "é", "。", "\x85", "\x1c
 
 
 @given(st.lists(st.sampled_from(STRETCHES), min_size=1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_blank_between_two_characters_is_a_safe_cut(parts):
     text = "".join(parts)
     for opened in (tokenizer("gpt2"), blank_merging()):

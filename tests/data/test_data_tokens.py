@@ -229,7 +229,7 @@ def test_a_folder_gives_its_training_shards_and_its_validation(tmp_path):
 
 
 @given(st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=6), min_size=1, max_size=5), st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_several_files_read_like_one_array(parts, data):
     joined = Joined([np.array(part, np.uint16) for part in parts])
     whole = np.concatenate(joined.arrays)

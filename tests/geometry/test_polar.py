@@ -225,7 +225,7 @@ def rotation(n, seed):
 
 
 @methods
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(m=st.integers(1, 24), n=st.integers(1, 24), seed=st.integers(0, 999), power=st.integers(-80, 80))
 def test_invariances(method, m, n, seed, power):
     X = graded(m, n, 0.05, seed=seed)
@@ -241,7 +241,7 @@ def test_invariances(method, m, n, seed, power):
         assert torch.equal(P.polar(X.to(dtype) * 2.0**power, method), P.polar(X.to(dtype), method))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 999), power=st.integers(-100, 100))
 def test_unit_divides_by_a_power_of_two(seed, power):
     X = gaussian(3, 4, 5, seed=seed, dtype=F32)
@@ -267,7 +267,7 @@ def test_near_squares_the_distance():
         assert violation(X) < bound and size(X - truth) < bound
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(off=st.floats(1e-4, 0.3), seed=st.integers(0, 999), n=st.integers(1, 20), more=st.integers(0, 20))
 def test_near_is_quadratic_from_anywhere_and_stays_in_the_unit_ball(off, seed, n, more):
     noise = gaussian(n + more, n, seed=seed)
@@ -405,7 +405,7 @@ def test_a_matrix_below_the_noise_fades_out(method):
     assert faded < 1e-7 and largest(1e-14 * H) == pytest.approx(faded / 100, rel=1e-3)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(m=st.integers(1, 80), n=st.integers(1, 80), seed=st.integers(0, 9999))
 def test_spectral_norm_is_a_lower_bound_and_close(m, n, seed):
     X = gaussian(2, m, n, seed=seed)

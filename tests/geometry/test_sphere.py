@@ -244,7 +244,7 @@ def test_step_size_gradient_over_many_bf16_tokens():
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.floats(0.05, 40) | st.just(math.inf),
     st.floats(-8, 8),

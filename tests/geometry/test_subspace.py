@@ -118,7 +118,7 @@ def test_not_a_matrix(shape):
         subspace.leading(torch.ones(3, 3).long())
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.floats(-30, 30), st.booleans())
 def test_scale_and_sign_do_not_matter(exponent, negative):
     W = spiked(256, 224, SPIKES)

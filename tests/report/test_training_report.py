@@ -10,7 +10,7 @@ import statistics
 import pytest
 
 from gnomon import UserError
-from gnomon.report import SUMMARY, read_runs, run_page, run_report, show, summary
+from gnomon.report import read_runs, run_page, run_report, show, summary, summary_table
 from gnomon.report.training_report import tensor_group
 
 pytest.importorskip("altair")
@@ -109,7 +109,8 @@ def test_a_loss_that_ended_in_nan_does_not_look_like_a_result(tmp_path):
 
 
 def test_summaries_can_be_shown(tmp_path, capsys):
-    show([summary(make(tmp_path / "a")), summary(make(tmp_path / "b", [{"step": 1, "loss": 2.0}]))], **SUMMARY)
+    rows = [summary(make(tmp_path / "a")), summary(make(tmp_path / "b", [{"step": 1, "loss": 2.0}]))]
+    show(rows, **summary_table(rows))
     out = capsys.readouterr().out
     assert "1.23M" in out and "0:20" in out and "2.1750" in out and "at step 1 of 40" in out and "–" in out
 
@@ -205,7 +206,8 @@ def test_what_runs_came_to_is_read_downwards_and_fits(tmp_path):
     assert "<dt>final val loss (nats/token)</dt><dd>2.1750</dd>" in one and "bits/byte" not in one
     first = few.split("<table>")[1].split("</table>")[0]
     assert len(re.findall("<th[ >]", first)) == 4 and ">b</th>" in first and first.count("2.1750") == 6
-    assert len(re.findall("<th[ >]", many.split("</thead>")[0])) == len(SUMMARY["columns"])
+    shown = summary_table([summary(folder) for folder in folders])
+    assert len(re.findall("<th[ >]", many.split("</thead>")[0])) == len(shown["columns"]) and "bits/byte" not in many
 
 
 def test_settings_that_differ_come_first_and_the_rest_is_folded(tmp_path):

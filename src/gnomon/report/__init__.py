@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not follow `lazy`
     from gnomon.report.line_charts import curves as curves
     from gnomon.report.line_charts import profile as profile
     from gnomon.report.page import Page as Page
-    from gnomon.report.runs import SUMMARY as SUMMARY
     from gnomon.report.runs import read_runs as read_runs
     from gnomon.report.runs import summary as summary
+    from gnomon.report.runs import summary_table as summary_table
     from gnomon.report.tables import Bar as Bar
     from gnomon.report.tables import csv as csv
     from gnomon.report.tables import markdown as markdown
@@ -34,7 +34,7 @@ _EXPORTS = {
     "Axis": "chart_options", "Series": "chart_options", "Line": "chart_options",
     "Page": "page",
     "run_report": "training_report", "run_page": "training_report",
-    "summary": "runs", "SUMMARY": "runs", "read_runs": "runs",
+    "summary": "runs", "summary_table": "runs", "read_runs": "runs",
 }
 
 if not TYPE_CHECKING:

@@ -19,22 +19,18 @@ from gnomon.report.chart_data import drawable, smooth
 from gnomon.report.tables import cells, is_number
 from gnomon.run_folder import ENVIRONMENT, METRICS, POSTMORTEM, RECIPE, SETTINGS, read_metrics
 
-# How `summary` is shown: keywords for `report.show`, `report.table` and `Page.table`.
-SUMMARY: dict[str, Any] = {
-    "columns": {
-        "name": "run", "state": "state", "parameters": "parameters", "tokens": "tokens",
-        "loss": "train loss (nats/token)", "val_loss": "final val loss (nats/token)",
-        "best_val_loss": "best val loss (nats/token)", "bits_per_byte": "final val loss (bits/byte)",
-        "tokens_per_second": "tokens/s", "max_stream_norm": "max stream norm (‖h‖)",
-        "max_attention_logit": "max attention logit (nats)", "first_warning": "first warning",
-        "seconds": "wall time (h:mm:ss)",
-    },
-    "formats": {
-        "parameters": quantity, "tokens": quantity, "tokens_per_second": quantity, "seconds": duration,
-        "loss": ".4f", "val_loss": ".4f", "best_val_loss": ".4f",
-        "bits_per_byte": ".4f",
-    },
-}
+_COLUMNS = {
+    "name": "run", "state": "state", "parameters": "parameters", "tokens": "tokens",
+    "loss": "train loss (nats/token)", "val_loss": "final val loss (nats/token)",
+    "best_val_loss": "best val loss (nats/token)", "bits_per_byte": "final val loss (bits/byte)",
+    "tokens_per_second": "tokens/s", "max_stream_norm": "max stream norm (‖h‖)",
+    "max_attention_logit": "max attention logit (nats)", "first_warning": "first warning",
+    "seconds": "wall time (h:mm:ss)",
+}  # fmt: skip
+_FORMATS: dict[str, Any] = {
+    "parameters": quantity, "tokens": quantity, "tokens_per_second": quantity, "seconds": duration,
+    "loss": ".4f", "val_loss": ".4f", "best_val_loss": ".4f", "bits_per_byte": ".4f",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def summary(folder: Path | Run) -> dict[str, Any]:
-    """The row that stands for one run; show rows with `report.show(rows, **report.SUMMARY)`.
+    """The row that stands for one run; show rows with `report.show(rows, **report.summary_table(rows))`.
 
     Keys: name, state, parameters, tokens, loss (training, smoothed; nats a token), val_loss (last; nats a token),
     best_val_loss, bits_per_byte (of val_loss, by the average bytes a token of the validation text: it compares
@@ -137,10 +133,16 @@ def summary(folder: Path | Run) -> dict[str, Any]:
     }
 
 
+def summary_table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How rows of `summary` are shown: keywords for `report.show`, `report.table` and `Page.table`. What no run recorded has no column."""
+    columns = {key: title for key, title in _COLUMNS.items() if any(row[key] is not None for row in rows)}
+    return {"columns": columns, "formats": {key: form for key, form in _FORMATS.items() if key in columns}}
+
+
 def side_by_side(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Measure -> run -> its figure as text, of rows of `summary`; what no run recorded is left out."""
-    columns = {key: title for key, title in SUMMARY["columns"].items() if any(row[key] is not None for row in rows)}
-    names, *texts = zip(*([cell.text for cell in line] for line in cells(rows, columns, SUMMARY["formats"])))
+    columns, formats = summary_table(rows).values()
+    names, *texts = zip(*([cell.text for cell in line] for line in cells(rows, columns, formats)))
     return {title: dict(zip(names, told)) for title, told in zip(list(columns.values())[1:], texts)}
 
 

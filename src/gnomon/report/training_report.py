@@ -22,7 +22,7 @@ from gnomon.report.chart_data import drawable, noisy
 from gnomon.report.chart_options import Axis, Line, Series
 from gnomon.report.line_charts import curves, profile
 from gnomon.report.page import Page
-from gnomon.report.runs import SUMMARY, Run, numbers, read_runs, side_by_side, summary
+from gnomon.report.runs import Run, numbers, read_runs, side_by_side, summary, summary_table
 
 # Bookkeeping and places rather than results; the two losses have a section of their own.
 _NOT_MEASURES = {"step", "tokens", "seconds", "loss", "val_loss", "unigram", "massive_channel", "massive_position"}
@@ -97,7 +97,7 @@ def _overview(page: Page, runs: Sequence[Run]) -> None:
     elif len(runs) <= 4:
         page.table([{"": title} | by_run for title, by_run in told.items()])
     else:
-        page.table(rows, **SUMMARY)
+        page.table(rows, **summary_table(rows))
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -32,6 +32,9 @@ from gnomon.running.token_rows import Rows
 WEIGHT = 2
 """Bytes of a weight that is not rounded."""
 
+CHOSEN_ON = 2048
+"""Tokens of a calibration sample on which blocks are left out by loss one after the other, half a pass for every block and every choice."""
+
 
 @dataclass
 class Made(InMemory):
@@ -116,8 +119,10 @@ def _within(given: Given, keep: float, *, method: Method, group: int = 1, by: st
 
 def _without(given: Given, keep: float, *, by: str) -> Made:
     """Whole blocks left out."""
-    blocks = len(given.streamed.blocks)
-    return Made(gone=tuple(BY[by](given.streamed, given.rows, blocks - round(keep * blocks), given.seed, lambda _: None)))
+    blocks, rows = len(given.streamed.blocks), given.rows
+    if by == "loss":
+        rows = replace(rows, tokens_BT=rows.tokens_BT[: max(1, CHOSEN_ON // rows.tokens_BT.shape[1])])
+    return Made(gone=tuple(BY[by](given.streamed, rows, blocks - round(keep * blocks), given.seed, lambda _: None)))
 
 
 def _merged(given: Given, keep: float, *, by: str) -> Made:
