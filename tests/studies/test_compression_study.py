@@ -111,6 +111,8 @@ def test_parts_hold_what_the_verdict_reads(found):
     assert {key: len(some) for key, some in parts["blocks"].items() if key != "whole"} == dict.fromkeys(
         ("without", "change", "calibration", "continuity"), 3
     )
+    assert parts["whitening"].keys() == parts["roles"].keys()
+    assert all(0 < one <= other < 1 for role in parts["whitening"].values() for one, other in zip(role["whitened"], role["plain"]))
 
 
 def test_what_is_on_file_is_not_measured_again(found, place, monkeypatch):

@@ -125,6 +125,13 @@ def test_what_predicts_pairs():
         assert claim([line("pairs", 0.5, pairs=pairs)], f"{name} predicts which neighbours")["verdict"] == "holds"
 
 
+@pytest.mark.parametrize(("last", "word"), [(0.3, "holds"), (0.1, "does not hold")])
+def test_whitening_is_judged_matrix_by_matrix(last, word):
+    lines = [line("whitening", 0.5, whitening={"query": {"whitened": [0.1, 0.2], "plain": [0.2, last]}})]
+    found = claim(lines, "the whitened SVD loses no more")
+    assert found["verdict"] == word and found["found"].startswith(f"in {2 if word == 'holds' else 1} of 2 matrices; in the mean 15.0%")
+
+
 @pytest.mark.parametrize(("best", "word"), [(1.0, "holds"), (1.2, "does not hold")])
 def test_the_aim(best, word):
     lines = [line("private", 0.8, losses=losses(1.2, 2.2)), line("modules", 0.8, losses=losses(best, 2.0))]

@@ -16,9 +16,10 @@ from gnomon.compress.block_choice import changes
 from gnomon.compress.block_matrices import BlockMatrices, measured
 from gnomon.compress.budget import check_calibration
 from gnomon.compress.group_choice import by_continuity
+from gnomon.compress.low_rank import factored
 from gnomon.compress.replacements import Replacement
 from gnomon.compress.shared_basis import BY_ROLE, shared
-from gnomon.compress.whitened_svd import lost
+from gnomon.compress.whitened_svd import leading, lost
 from gnomon.errors import UserError
 from gnomon.running.block_worth import loss_through, losses_without
 from gnomon.running.last_words import LastWords, last_words, read_last_words
@@ -65,6 +66,8 @@ class Bench:
             return {"pairs": self._pairs(cell)}
         if cell.method == "blocks":
             return {"blocks": self._blocks(cell)}
+        if cell.method == "whitening":
+            return {"whitening": self._whitening(cell)}
         method, _, steps = cell.method.partition(HEALED)
         made = self._made(method, cell)
         weights, nbytes = size(self.streamed, made)
@@ -146,6 +149,20 @@ class Bench:
             "calibration": list(losses_without(self.streamed, some)[1].values()),
             "continuity": [None, *by_continuity(self.streamed, sample, cell.keep, cell.sample)],
         }
+
+    def _whitening(self, cell: Cell) -> dict[str, dict[str, list[float]]]:
+        """role -> "whitened" and "plain": block by block the share of the outputs' energy on the calibration sample that a matrix loses
+        which is cut to equal rank with regard to its inputs, and by its own singular values alone."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for block in self.matrices(cell.sample):
+            for matrix in block.matrices:
+                W_MN, C_NN = matrix.W_MN.double(), block.C_NN(matrix)
+                A_MR, B_RN = factored(block, matrix, cell.keep).stored.values()
+                U_MR = leading(W_MN @ W_MN.T, A_MR.shape[1])
+                whole = lost(W_MN, torch.zeros_like(W_MN), C_NN)
+                for name, made_MN in (("whitened", A_MR @ B_RN), ("plain", U_MR @ (U_MR.T @ W_MN))):
+                    found.setdefault(matrix.role, {}).setdefault(name, []).append(lost(W_MN, made_MN, C_NN) / whole)
+        return found
 
     def _share(
         self, made: Made, blocks: Sequence[BlockMatrices], keep: float, sides: Mapping[str, str], roles: Sequence[str]

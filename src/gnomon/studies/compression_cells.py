@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gnomon.errors import UserError, check_name
 from gnomon.files import check_readable
 
-PARTS = ("roles", "pairs", "blocks")
+PARTS = ("roles", "pairs", "blocks", "whitening")
 ROLE_KEEP = 0.5
 """Of one role's weights, where it alone is made smaller: at 0.8 of so little, differences drown."""
 
