@@ -7,7 +7,8 @@ A trained model is the given thing here, not what is trained; so the study has c
 one sample of the calibration text (sample i is its i-th stretch), whose loss is measured on every evaluation text, and which is asked for
 the last words of LAMBADA, where these are given. Parts beside the methods: "roles", one role at a time that shares an input basis, an
 output basis or none; "pairs", each pair of neighbours that shares, with what predicts its cost; "blocks", each block left out, with what
-predicts that; "whitening", what of each matrix's outputs the whitened and the plain truncated SVD lose at equal rank. All goes to one file as it is measured, and what is on file is not measured again.
+predicts that; "whitening", what of each matrix's outputs the whitened and the plain truncated SVD lose at equal rank. All goes to one
+file as it is measured, and what is on file is not measured again.
 """
 
 from __future__ import annotations
