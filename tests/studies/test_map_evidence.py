@@ -68,7 +68,7 @@ def test_rows_of_one_text_are_made_anew_and_those_of_others_stay(made, tmp_path,
     out = tmp_path / "evidence.json"
     # Seconds for each file and text; the same file gives the same rows.
     monkeypatch.setattr(map_evidence, "from_outcomes", functools.cache(map_evidence.from_outcomes))
-    evidence.save(tuple(made), "by hand", out)
+    evidence.save(tuple(made), {"made up": "by hand"}, out)
     map_evidence.main(KNOWN, data="runs/data/eltec", text="novels", out=out)
     first = evidence.load(out)
     map_evidence.main(KNOWN, data="runs/data/eltec", text="novels", out=out)
@@ -76,7 +76,7 @@ def test_rows_of_one_text_are_made_anew_and_those_of_others_stay(made, tmp_path,
     assert sum(row.text == "made up" for row in first) == len(made)
     assert f"{len(made)} of other texts" in capsys.readouterr().out
     told = f"python -m gnomon.studies.map_evidence {KNOWN} --data runs/data/eltec --text novels"
-    assert json.loads(out.read_text())["made_by"] == told
+    assert evidence.made_by(out) == {"made up": "by hand", "novels": told}
     with pytest.raises(UserError, match="is --data what the study was given"):
         map_evidence.main(KNOWN, data="runs/data/another", text="novels", out=out)
     assert evidence.load(out) == first

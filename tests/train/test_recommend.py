@@ -129,8 +129,8 @@ def test_nothing_measured_is_said():
 
 def test_the_table_is_written_and_read_in_an_order_of_its_own(tmp_path):
     rows = (row(OURS, -0.03, axis="depth", layers=24), row(BASE), row(OURS, math.nan))
-    evidence.save(rows, "made by hand", tmp_path / "a.json")
-    evidence.save(rows[::-1], "made by hand", tmp_path / "b.json")
+    evidence.save(rows, {"made up": "by hand"}, tmp_path / "a.json")
+    evidence.save(rows[::-1], {"made up": "by hand"}, tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     read = evidence.load(tmp_path / "a.json")
     assert sorted(map(repr, read)) == sorted(map(repr, rows))

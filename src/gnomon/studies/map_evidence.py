@@ -113,8 +113,9 @@ def main(outcomes: Positional[Path], /, text: str, data: str | None = None, out:
             f"is --data what the study was given? (got {data})"
         )
     others = [row for row in evidence.load(out) if row.text != text] if out.exists() else []
+    commands = evidence.made_by(out) if out.exists() else {}
     told = ["python", "-m", "gnomon.studies.map_evidence", str(outcomes), *(["--data", data] if data else []), "--text", text]
-    evidence.save((*others, *made), shlex.join(told), out)
+    evidence.save((*others, *made), commands | {text: shlex.join(told)}, out)
     print(f"wrote {out}: {len(made)} rows of {text}, {len(others)} of other texts")
 
 

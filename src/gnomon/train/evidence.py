@@ -78,7 +78,16 @@ def load(path: Path = FILE) -> tuple[Row, ...]:
     return tuple(Row(**restored(row)) for row in read_json(path)["rows"])
 
 
-def save(rows: tuple[Row, ...], made_by: str, path: Path = FILE) -> None:
-    """Write the table, in an order that does not depend on when a row was measured."""
+def made_by(path: Path = FILE) -> dict[str, str]:
+    """Text -> the command that made its rows.
+
+    Raises:
+        UserError: no such file, or not JSON.
+    """
+    return dict(read_json(path)["made_by"])
+
+
+def save(rows: tuple[Row, ...], made_by: Mapping[str, str], path: Path = FILE) -> None:
+    """Write the table, in an order that does not depend on when a row was measured; `made_by`: text -> the command for its rows."""
     order = sorted(rows, key=lambda row: (row.text, row.block, row.axis, *row.place, row.factor, row.contestant))
-    write_json(path, {"made_by": made_by, "rows": [dataclasses.asdict(row) for row in order]})
+    write_json(path, {"made_by": dict(sorted(made_by.items())), "rows": [dataclasses.asdict(row) for row in order]})
