@@ -85,6 +85,18 @@ def test_leverage_sees_through_copies():
     assert len({0, 4} & set(leverage(spectrum(moment(z_TN)), 4).tolist())) == 1
 
 
+def test_refit_does_not_fit_what_a_sample_cannot_tell():
+    """Two channels that are alike but for a thousandth: their difference is no ground for weights a thousand times as large."""
+    torch.manual_seed(0)
+    z_TN, W_MN = torch.randn(4000, 6).double(), torch.randn(4, 6).double()
+    z_TN[:, 1] = z_TN[:, 0] + 1e-3 * torch.randn(4000)
+    W_MN[:, :2] += torch.tensor([[-300.0, 300.0]])
+    y_TM = z_TN @ W_MN.T
+    found_MN = refit(W_MN, moment(z_TN), torch.eye(6))
+    assert W_MN.norm() > 800 and found_MN.norm() < 10
+    assert (y_TM - z_TN @ found_MN.T).square().sum() < 0.05 * y_TM.square().sum()
+
+
 def test_leverage_and_refit_lose_less_than_the_median_choice():
     z_TN, W_MN = channels(500, 9), random(6, 9)
     S_NN = moment(z_TN)
