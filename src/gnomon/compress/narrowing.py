@@ -20,9 +20,9 @@ from torch import Tensor
 # Of the mean of a moment matrix's diagonal: keeps a solve defined where channels are dead or copies of each other.
 _RIDGE = 1e-8
 
-# Of a kept channel's own energy: what a combination of channels must have for a calibration text to tell its coefficients. Heads that share
-# a value head average nearly the same where all look at one token, so that a combination of theirs has next to none; fitted all the same it took
-# weights a hundred times as large, and SmolLM2 at 60 % lost 5 nats in one block. From 1e-5 to 1e-3 the loss is the same.
+# Of a kept channel's own energy: what a combination of channels must have for a calibration text to tell its coefficients. Heads that
+# share a value head average nearly the same where all look at one token, so that a combination of theirs has next to none; fitted all the
+# same it took weights a hundred times as large, and SmolLM2 at 60 % lost 5 nats in one block. From 1e-5 to 1e-3 the loss is the same.
 _KNOWN = 1e-5
 
 

@@ -13,7 +13,9 @@ from gnomon.report.chart_data import extent, groups, log_ticks, short
 from gnomon.report.chart_options import Axis, Series
 from gnomon.report.theme import DASHES, SERIES, theme
 
-P, R = ParamSpec("P"), TypeVar("R")
+# One by one, as type checkers ask.
+P = ParamSpec("P")
+R = TypeVar("R")
 WIDTH = 680  # pixels, of a picture; a page stretches charts to its own width
 POSITIVE = " (above zero, on a logarithmic axis)"
 
