@@ -6,7 +6,7 @@ Legend: B rows, T tokens of a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,10 @@ class Rows:
     def count(self) -> int:
         """How many tokens in all."""
         return self.tokens_BT.numel()
+
+    def first(self, tokens: int) -> Rows:
+        """The first rows, of at most so many tokens; one row at least."""
+        return replace(self, tokens_BT=self.tokens_BT[: max(1, tokens // self.tokens_BT.shape[1])])
 
 
 @dataclass(frozen=True)

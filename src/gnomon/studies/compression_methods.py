@@ -119,9 +119,8 @@ def _within(given: Given, keep: float, *, method: Method, group: int = 1, by: st
 
 def _without(given: Given, keep: float, *, by: str) -> Made:
     """Whole blocks left out."""
-    blocks, rows = len(given.streamed.blocks), given.rows
-    if by == "loss":
-        rows = replace(rows, tokens_BT=rows.tokens_BT[: max(1, CHOSEN_ON // rows.tokens_BT.shape[1])])
+    blocks = len(given.streamed.blocks)
+    rows = given.rows.first(CHOSEN_ON) if by == "loss" else given.rows
     return Made(gone=tuple(BY[by](given.streamed, rows, blocks - round(keep * blocks), given.seed, lambda _: None)))
 
 
