@@ -227,6 +227,11 @@ def test_a_config_that_may_not_be_read_is_told(tmp_path, monkeypatch, capsys):
         (["generate", "nowhere"], "nowhere"),
         (["compare", "nowhere"], "nowhere"),
         (["data", "nowhere.txt", "x"], "nowhere.txt"),
+        (["inspect", "nowhere", "--tokens", "512"], "--tokens is for a text"),
+        (["compress", "nowhere", "x", "--calibrate", "x.txt", "--group", "3"], "--group goes with --method shared"),
+        (["compress", "nowhere", "x", "--calibrate", "x.txt", "--by", "loss"], "--by goes with --method depth or merge"),
+        (["study", "compression", "--jobs", "2"], "one model in one process"),
+        (["study", "drift", "--set", "optim.lr=3"], "no language model"),
     ],
 )
 def test_mistakes_exit_2_with_one_message(arguments, words, tmp_path):

@@ -85,7 +85,7 @@ def train(
         "data.train": data,
         "compute.device": device,
     }
-    changes = {key: value for key, value in flags.items() if value is not None} | _pairs(set)
+    changes = _given(**flags) | _pairs(set)
     recipe = recipe_for(preset, config, assignment=assignment, init=init, changes=changes)
     folder = out or usual_folder(recipe)
     if dry_run:
@@ -227,9 +227,9 @@ def compress(
     keep: float = 0.8,
     method: str = "private",
     by: str | None = None,
-    group: int = 2,
-    groups: str = "equal",
-    sides: str = "role",
+    group: int | None = None,
+    groups: str | None = None,
+    sides: str | None = None,
     tokens: int | None = None,
     seed: int = 0,
     heal: int = 0,
@@ -249,9 +249,10 @@ def compress(
         by: of depth, which blocks go: loss (the default: the one that costs least, again and again), change (those that turn the states
             least), continuity (those most like the one before) or random. Of merge, which pairs become one: change (the default),
             continuity or random.
-        group: of shared, how many neighbouring blocks share.
-        groups: of shared, how they are found: equal, continuity, tail (the energy that sharing loses) or random.
-        sides: of shared, on which side: role (query, key, gate, up: input; output, down: output; value: none), input or output.
+        group: of shared, how many neighbouring blocks share; 2.
+        groups: of shared, how they are found: equal (the default), continuity, tail (the energy that sharing loses) or random.
+        sides: of shared, on which side: role (the default; query, key, gate, up: input; output, down: output; value: none), input or
+            output.
         tokens: of the text, at most; 16,384, and 4,096 for depth and merge.
         seed: of what is chosen at random.
         heal: then train the result for so many steps on the same text; told separately.
@@ -260,11 +261,17 @@ def compress(
     from gnomon.compress import METHODS
 
     check_name("method", method, [*METHODS, "depth", "merge", "auto"])
-    if method in ("depth", "merge"):
+    if method != "shared":
+        _refuse("goes with --method shared", group=group, groups=groups, sides=sides)
+    if method not in ("depth", "merge"):
+        _refuse("goes with --method depth or merge", by=by)
+    else:
         if verify:
             raise UserError("--verify is for matrices that were replaced; fewer blocks are checked always")
         merge = method == "merge"
-        _shorten(model, out, calibrate, keep, by or ("change" if merge else "loss"), merge, tokens, seed)
+        _shorten(
+            model, out, calibrate, keep, by or ("change" if merge else "loss"), merge, seed, **_given(tokens=tokens)
+        )
         return _heal(out, model, calibrate, heal, seed)
 
     from gnomon.compress import auto
@@ -272,13 +279,21 @@ def compress(
     from gnomon.compress.work_estimate import UNITS
 
     options: dict[str, Any] = dict(
-        tokens=tokens or 16384, seed=seed, verify=verify, show=lambda work: report.show(work.table(), UNITS), progress=True
+        seed=seed,
+        verify=verify,
+        show=lambda work: report.show(work.table(), UNITS),
+        progress=True,
+        **_given(tokens=tokens),
     )
     if method == "auto":
         made, tried = auto(model, out, calibrate, keep, **options)
-        report.show([{"mixture": str(one), "loss": one.loss} for one in tried], title="tried, loss in nats/token on rows not fitted to")
+        report.show(
+            [{"mixture": str(one), "loss": one.loss} for one in tried],
+            title="tried, loss in nats/token on rows not fitted to",
+        )
     else:
-        made = run_compress(model, out, calibrate, keep, method=method, group=group, groups=groups, sides=sides, **options)
+        sharing = _given(group=group, groups=groups, sides=sides)
+        made = run_compress(model, out, calibrate, keep, method=method, **sharing, **options)
     _before_and_after(made)
     how = "opens in transformers" if made.plain else "opens in transformers with trust_remote_code=True"
     print(f"wrote {made.folder}: {how}")
@@ -297,10 +312,10 @@ def _heal(folder: Path, source: str, text: Path, steps: int, seed: int) -> None:
     print(f"healed by {healed.steps:,} steps: {losses} on {healed.rows} rows of the text that were not trained on")
 
 
-def _shorten(model: str, out: Path, calibrate: Path, keep: float, by: str, merge: bool, tokens: int | None, seed: int) -> None:
+def _shorten(model: str, out: Path, calibrate: Path, keep: float, by: str, merge: bool, seed: int, **more: Any) -> None:
     from gnomon.compress import shorten
 
-    made = shorten(model, out, calibrate, keep, by=by, merge=merge, tokens=tokens or 4096, seed=seed, progress=True)
+    made = shorten(model, out, calibrate, keep, by=by, merge=merge, seed=seed, progress=True, **more)
     _before_and_after(made)
     if made.removed:
         what = "merged with the block before" if merge else "left out, in this order"
@@ -363,7 +378,7 @@ def eval(
     elif data is not None and (wikitext or data in HUB_SETS):
         rows = evaluation.wikitext(run, data, tokens=tokens, device=device)
     else:
-        rows = [evaluation.perplexity(run, data, tokens=tokens or 1 << 20, device=device)]
+        rows = [evaluation.perplexity(run, data, device=device, **_given(tokens=tokens))]
     report.show(rows, {key: evaluation.UNITS.get(key, key) for row in rows for key in row})
     if json is not None:
         write_json(json, rows)
@@ -426,7 +441,7 @@ def inspect(
     per_head: bool = False,
     lag: int = 1,
     text: Path | None = None,
-    tokens: int = 4096,
+    tokens: int | None = None,
     removal: Annotated[bool, FlagCreatePairsOff] = False,
 ) -> None:
     """Tell how the leading singular directions of a checkpoint run through its depth. Large ones on several processes:
@@ -447,20 +462,20 @@ def inspect(
         lag: compare layers this many places apart.
         text: run the model on this text (.txt, .txt.gz, or token file) as well, one block in memory at a time, and tell
             what its hidden states and attention do. Needs the extra "hf".
-        tokens: of the text, at most.
+        tokens: of the text, at most; 4,096.
         removal: with --text, also the loss without each block.
     """
     for path in (json, html, csv):
         if path is not None:
             check_writable(path)
     known = read_json(config / "config.json" if config.is_dir() else config) if config else None
-    if removal and text is None:
-        raise UserError("--removal is a loss on a text: give one with --text")
+    if text is None:
+        _refuse("is for a text: give one with --text", tokens=tokens, removal=removal or None)
     reading, refusal = None, None
     if text is not None and is_main():
         from gnomon.running import WithWeights
 
-        reading, refusal = _on_text(checkpoint, text, tokens, removal, known)
+        reading, refusal = _on_text(checkpoint, text, removal, known, **_given(tokens=tokens))
     found = continuity.inspect(
         checkpoint, top, full=full, fold_norms=fold_norms, per_head=per_head, lag=lag, compare=compare, base=base,
         config=known, progress=is_main(), together=True,
@@ -481,12 +496,14 @@ def inspect(
         raise refusal  # the report of the weights is written
 
 
-def _on_text(checkpoint: str, text: Path, tokens: int, removal: bool, config: dict[str, Any] | None) -> tuple[Any, UserError | None]:
+def _on_text(
+    checkpoint: str, text: Path, removal: bool, config: dict[str, Any] | None, **more: Any
+) -> tuple[Any, UserError | None]:
     """What is ready to read the text, told with what it will take; or why it cannot be read, to be told after the weights."""
     from gnomon.running import prepare
 
     try:
-        ready = prepare(checkpoint, text, tokens, removal=removal, config=config)
+        ready = prepare(checkpoint, text, removal=removal, config=config, **more)
     except UserError as error:
         tell(f"the text will not be read: {error}")
         return None, error
@@ -529,6 +546,10 @@ def study(
     from gnomon.studies import study_estimate, study_page
 
     if name == studies.COMPRESSION:
+        if (scale, jobs, processes) != ("tiny", 1, 1):
+            raise UserError(
+                "--scale, --jobs and --processes are for studies that train; compression measures one model in one process"
+            )
         return _study_compression(data, seeds, variants, out, outcomes, dry_run, _pairs(set))
     found = studies.load(name, scale, seeds=seeds, data=data, variants=variants, changes=_pairs(set))
     folder = out or Path("runs") / f"study-{name}-{scale}"
@@ -619,6 +640,17 @@ def doctor() -> None:
     from gnomon import doctor
 
     report.show(doctor.findings())
+
+
+def _refuse(why: str, **flags: Any) -> None:
+    """A flag that was given where nothing reads it is a mistake."""
+    for name in _given(**flags):
+        raise UserError(f"--{name} {why}")
+
+
+def _given(**flags: Any) -> dict[str, Any]:
+    """The flags that were given; the others are as the function called has them."""
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _pairs(pairs: tuple[str, ...]) -> dict[str, str]:

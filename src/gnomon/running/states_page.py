@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gnomon import report as drawing
@@ -35,7 +36,8 @@ def page(found: OnText) -> Any:
     """A `gnomon.report.Page` of what was seen."""
     settings = found.settings
     tokens = f"{settings['tokens']:,} tokens in rows of {settings['length']:,}"
-    sheet = drawing.Page(f"{found.model} on {settings['text']}", f"{tokens} · {settings['seconds']} s")
+    title = f"{Path(found.model).name} on {Path(settings['text']).name}"
+    sheet = drawing.Page(title, f"{tokens} · {settings['seconds']} s")
     fill(sheet, found)
     return sheet
 
@@ -46,7 +48,7 @@ def fill(sheet: Any, found: OnText) -> None:
     _states(sheet, found)
     _attention(sheet, found)
     _worth(sheet, found)
-    sheet.section("All numbers on text").facts(found.settings, "Settings")
+    sheet.section("All numbers on text").facts({"model": found.model, **found.settings}, "Settings")
     sheet.table(found.by_sublayer(), _columns(found.by_sublayer()), title="States", formats=_FORMATS, folded=True)
     sheet.table(found.by_head(), title="Attention by head", folded=True)
 

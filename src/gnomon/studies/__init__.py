@@ -55,7 +55,7 @@ def load(
         changes: settings of every language-model recipe by dotted path, as `gnomon train --set`.
 
     Raises:
-        UserError: unknown name, scale or variant.
+        UserError: unknown name, scale or variant; changes to a study without language models.
     """
     check_name("study", name, [*NAMES, COMPRESSION])
     if name == COMPRESSION:
@@ -70,6 +70,8 @@ def load(
         settings["data.train"] = data
     module = importlib.import_module(f"gnomon.studies.{name}_study")
     study: Study = module.study("tiny" if scale == "smoke" else scale, settings)
+    if changes and not any(isinstance(variant.recipe, Recipe) for variant in study.variants):
+        raise UserError(f"study {name} has no language model whose recipe could be changed: {', '.join(changes)}")
     for variant in variants:
         check_name("variant or group", variant, [v.name for v in study.variants] + [v.group for v in study.variants if v.group])
     if scale == "smoke":

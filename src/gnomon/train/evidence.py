@@ -87,7 +87,7 @@ def made_by(path: Path = FILE) -> dict[str, str]:
     return dict(read_json(path)["made_by"])
 
 
-def save(rows: tuple[Row, ...], made_by: Mapping[str, str], path: Path = FILE) -> None:
-    """Write the table, in an order that does not depend on when a row was measured; `made_by`: text -> the command for its rows."""
+def save(rows: tuple[Row, ...], commands: Mapping[str, str], path: Path = FILE) -> None:
+    """Write the table, in an order that does not depend on when a row was measured; `commands`: text -> what made its rows."""
     order = sorted(rows, key=lambda row: (row.text, row.block, row.axis, *row.place, row.factor, row.contestant))
-    write_json(path, {"made_by": dict(sorted(made_by.items())), "rows": [dataclasses.asdict(row) for row in order]})
+    write_json(path, {"made_by": dict(sorted(commands.items())), "rows": [dataclasses.asdict(row) for row in order]})
