@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from gnomon.errors import UserError
+from gnomon.files import append_record
 from gnomon.studies.outcomes import FILE, OutcomesFile, fingerprint, thinned
+from gnomon.studies.results import curve
 from gnomon.studies.study import Outcome, PlannedRun
 from gnomon.train import preset, replace
 
@@ -44,6 +46,19 @@ def test_what_is_remembered_is_known_again_and_a_cut_line_is_dropped(tmp_path):
     assert (found.fate, found.value, found.seconds, found.points) == ("learned", 1.5, 12.3, outcome.points)
     assert found.folder == tmp_path and math.isnan(again.outcome(second, tmp_path).value)
     assert [json.loads(line)["trial"] for line in path.read_text().splitlines()] == [{"optim.lr": 0.02}] * 2
+
+
+def test_series_that_a_study_keeps_are_read_where_the_run_is_not(tmp_path):
+    folder = tmp_path / "run"
+    for step in range(0, 400, 10):
+        probed = {"sigma_max": {"text.0.key": 1 + step / 3}} if step % 100 == 0 else {}
+        append_record(folder / "metrics.jsonl", {"step": step, "grad_norm": 0.123456, **probed})
+    points = ((0, 0, 3.0), (390, 390, 2.0))
+    OutcomesFile(tmp_path / FILE).remember(planned(0), Outcome("learned", 2.0, 1.0, folder, points), ("sigma_max", "grad_norm"))
+    found = OutcomesFile(tmp_path / FILE).outcome(planned(0), tmp_path / "elsewhere")
+    assert [record["step"] for record in found.records] == [0, 100, 200, 300]
+    assert found.records[1] == {"step": 100, "sigma_max": {"text.0.key": 34.33}, "grad_norm": 0.1235}
+    assert [record["step"] for record in curve(found)] == [0, 0, 100, 200, 300, 390] and curve(found)[-1]["val_loss"] == 2.0
 
 
 def test_a_bad_line_in_the_middle_is_told(tmp_path):

@@ -192,7 +192,7 @@ def final_values(results: Results, name: str) -> dict[str, Any]:
         "effective rank": final(results, name, "effective_rank"),
         "||dW||/||W0||": series(results, name, "change"),
         "turn of v1": series(results, name, "turn_v1"),
-        "accuracy": _mean([records[-1]["accuracy"] for records in curves]),
+        "accuracy": _mean([records[-1]["accuracy"] for records in curves if "accuracy" in records[-1]]),
     }
 
 

@@ -45,6 +45,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
         variants=variants,
         claims=tuple(claim for width in WIDTHS for claim in _claims(width)),
         figures=figures,
+        kept=("weight_v1", "change", "accuracy"),
         notes="; ".join(f"chance at width {width}: {chance(on(NETS[0], width).recipe):.3f}" for width in WIDTHS),
     )
 

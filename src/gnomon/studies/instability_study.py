@@ -53,6 +53,7 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
                   ("dgram", "stiefel")),
         ),
         figures=figures,
+        kept=("sigma_max", "attention_logit_max", "attention_entropy", "grad_norm"),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What the runs of a study came to, in one small text file from which the study goes on anywhere, without the run folders.
 
 One JSON object a line, in the order of finishing: the recipe's fingerprint (by which a run is known again), what was varied, and
-value, fate, seconds and a few points of the curve. Nothing here needs torch.
+value, fate, seconds, a few points of the curve, and of a few steps what the study keeps besides. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.files import append_record, read_records, restored, spelled
+from gnomon.run_folder import read_metrics
 from gnomon.studies.study import Outcome, PlannedRun
 
 FILE = "outcomes.jsonl"
@@ -70,10 +71,14 @@ class OutcomesFile:
         if record is None:
             return None
         points = tuple((int(step), int(tokens), value) for step, tokens, value in record["curve"])
-        return Outcome(record["fate"], record["value"], record["seconds"], folder, points)
+        return Outcome(record["fate"], record["value"], record["seconds"], folder, points, tuple(record.get("records", ())))
 
-    def remember(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Add a finished run that is not there."""
+    def remember(self, run: PlannedRun, outcome: Outcome, kept: Sequence[str] = ()) -> None:
+        """Add a finished run that is not there.
+
+        Args:
+            kept: series of its records to keep, where the first of them is there.
+        """
         known_by = fingerprint(run.recipe)
         if known_by in self._records:
             return
@@ -82,7 +87,23 @@ class OutcomesFile:
             "trial": dict(run.trial or ()), "steps": run.recipe.steps, "fate": outcome.fate, "value": outcome.value,
             "seconds": round(outcome.seconds, 1), "curve": [list(point) for point in outcome.points],
         }  # fmt: skip
+        if records := _records(outcome.folder, kept):
+            self._records[known_by]["records"] = records
         append_record(self.path, self._records[known_by])
+
+
+def _records(folder: Path, kept: Sequence[str]) -> list[dict[str, Any]]:
+    """Those of a run's records that have the first of the series, at a few steps and to four digits."""
+    found = [record for record in read_metrics(folder) if kept and kept[0] in record]
+    return [_short({key: record[key] for key in ("step", *kept) if key in record}) for record in thinned(found, 24)]
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _short(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_short(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def thinned(points: Sequence[Any], limit: int = 12) -> list[Any]:

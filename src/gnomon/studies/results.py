@@ -145,11 +145,12 @@ def judged(claim: Claim, results: Results) -> tuple[str, str]:
 
 @functools.cache
 def curve(outcome: Outcome) -> list[dict[str, Any]]:
-    """The metric records of a finished run, as far as they are here: of one made elsewhere the losses that its outcome has.
+    """The metric records of a finished run, as far as they are here: of one made elsewhere what its line in the outcomes file has.
     A page asks for each many times."""
     if found := read_metrics(outcome.folder):
         return found
-    return [{"step": step, "tokens": tokens, "val_loss": value} for step, tokens, value in outcome.points]
+    losses = [{"step": step, "tokens": tokens, "val_loss": value} for step, tokens, value in outcome.points]
+    return sorted([*losses, *map(dict, outcome.records)], key=lambda record: record["step"])
 
 
 @functools.cache

@@ -59,7 +59,7 @@ def run(
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     one = running.pop(future)
                     measured[one] = _result(future, one, running)
-                    file.remember(one, measured[one])
+                    file.remember(one, measured[one], study.kept)
                     fresh.append(measured[one])
                     bar.advance(_tokens(one), f"{one}: {_say(measured[one])}")
     finally:
@@ -95,7 +95,7 @@ def _todo(
     found = settle(study, finished, measured)
     measured.update(found)
     for one, outcome in found.items():
-        file.remember(one, outcome)
+        file.remember(one, outcome, study.kept)
     return [j for v in study.variants for j in wanted(study, v, measured) if j not in measured and j not in running]
 
 

@@ -90,6 +90,8 @@ class Study:
         command: what repeats it, as shown; none for a study of your own.
         left_out: variants that were not asked for, of which claims say "not run".
         figures: adds the study's own pictures to a `Page`, given that and the `Results`.
+        kept: series of a run's records that its line in the outcomes file keeps, at a few of the steps that have the first of them:
+            what claims and pictures need besides losses.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Study:
     command: str = ""
     left_out: tuple[str, ...] = ()
     figures: Callable[[Any, Any], None] | None = None
+    kept: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]
@@ -170,8 +173,9 @@ class Outcome:
     Args:
         fate: "learned", "stalled" or "diverged".
         value: final validation loss, nats.
-        folder: of the run; it may lie on another machine, and then `points` is what there is of the curve.
+        folder: of the run; it may lie on another machine, and then `points` and `records` are what there is of the curve.
         points: (step, tokens, validation loss).
+        records: of a few steps, what the study keeps besides.
     """
 
     fate: str
@@ -179,6 +183,7 @@ class Outcome:
     seconds: float
     folder: Path
     points: tuple[tuple[int, int, float], ...] = ()
+    records: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
 
     @property
     def score(self) -> float:
