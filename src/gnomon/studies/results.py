@@ -143,11 +143,12 @@ def judged(claim: Claim, results: Results) -> tuple[str, str]:
     return found.said, REPRODUCED if found.holds else NOT
 
 
-@functools.cache
+_metrics = functools.cache(read_metrics)  # a page asks for each many times
+
+
 def curve(outcome: Outcome) -> list[dict[str, Any]]:
-    """The metric records of a finished run, as far as they are here: of one made elsewhere what its line in the outcomes file has.
-    A page asks for each many times."""
-    if found := read_metrics(outcome.folder):
+    """The metric records of a finished run, as far as they are here: of one made elsewhere what its line in the outcomes file has."""
+    if found := _metrics(outcome.folder):
         return found
     losses = [{"step": step, "tokens": tokens, "val_loss": value} for step, tokens, value in outcome.points]
     return sorted([*losses, *map(dict, outcome.records)], key=lambda record: record["step"])
