@@ -99,5 +99,6 @@ def figures(page: report.Page, results: Results) -> None:
     page.section("At the last probe").table([{k: v for k, v in row.items() if k != "seed"} for row in ends])
     page.section("Over training")
     for key in (key for key in points[0] if key not in ("variant", "seed", "step")):
-        chart = report.curves(points, "step", report.Axis(key), report.Series("variant", names), key.capitalize())
+        axis = report.Axis(key, log=key != "validation loss")
+        chart = report.curves(points, "step", axis, report.Series("variant", names), key.capitalize())
         page.chart(chart, "One line a seed.", key.replace(" ", "-"))

@@ -95,7 +95,7 @@ class OutcomesFile:
 def _records(folder: Path, kept: Sequence[str]) -> list[dict[str, Any]]:
     """Those of a run's records that have the first of the series, at a few steps and to four digits."""
     found = [record for record in read_metrics(folder) if kept and kept[0] in record]
-    return [_short({key: record[key] for key in ("step", *kept) if key in record}) for record in thinned(found, 24)]
+    return [_short({key: record[key] for key in ("step", *kept) if key in record}) for record in thinned(found)]
 
 
 def _short(value: Any) -> Any:
