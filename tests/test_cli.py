@@ -232,6 +232,7 @@ def test_a_config_that_may_not_be_read_is_told(tmp_path, monkeypatch, capsys):
         (["compress", "nowhere", "x", "--calibrate", "x.txt", "--by", "loss"], "--by goes with --method depth or merge"),
         (["study", "compression", "--jobs", "2"], "one model in one process"),
         (["study", "drift", "--set", "optim.lr=3"], "no language model"),
+        (["study", "manifolds", "--set", "optim.lr=3"], "rates of its own"),
     ],
 )
 def test_mistakes_exit_2_with_one_message(arguments, words, tmp_path):

@@ -10,7 +10,7 @@ from gnomon import studies
 from gnomon.studies import drift_study, instability_study
 from gnomon.studies.results import NOT, REPRODUCED, Results
 from gnomon.studies.standing import settle
-from gnomon.studies.study import Outcome
+from gnomon.studies.study import Outcome, plan
 
 
 def probe(step, sigma, logit):
@@ -35,6 +35,11 @@ def test_growing_singular_values_of_query_and_key_are_told_from_bounded_ones(gro
     claims = {claim["claim"]: claim["verdict"] for claim in results.claims()}
     assert claims["with DGram attention singular values of query and key grow, and logits with them"] == word
     assert claims["dgram becomes unstable"] == NOT
+
+
+def test_the_one_rate_of_all_can_be_set():
+    one = studies.load("instability", "tiny", seeds=1, changes={"optim.lr": 0.01})
+    assert {(run.rate, run.recipe.optim.lr) for run in plan(one)} == {(0.01, 0.01)}
 
 
 @pytest.mark.parametrize("end, kept", [(0.85, True), (0.5, False)])

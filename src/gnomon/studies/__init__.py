@@ -70,8 +70,11 @@ def load(
         settings["data.train"] = data
     module = importlib.import_module(f"gnomon.studies.{name}_study")
     study: Study = module.study("tiny" if scale == "smoke" else scale, settings)
-    if changes and not any(isinstance(variant.recipe, Recipe) for variant in study.variants):
+    trained = [variant for variant in study.variants if isinstance(variant.recipe, Recipe)]
+    if changes and not trained:
         raise UserError(f"study {name} has no language model whose recipe could be changed: {', '.join(changes)}")
+    if "optim.lr" in settings and any(variant.rates != (variant.recipe.optim.lr,) for variant in trained):
+        raise UserError(f"study {name} has rates of its own, so --set optim.lr would change nothing; leave it out")
     for variant in variants:
         check_name("variant or group", variant, [v.name for v in study.variants] + [v.group for v in study.variants if v.group])
     if scale == "smoke":

@@ -37,7 +37,8 @@ def study(scale: str, changes: dict[str, Any]) -> Study:
     def variant(name: str, assignment: str, settings: dict[str, Any], group: str) -> Variant:
         base = preset("tiny" if scale == "tiny" else "gpt2-small", "pre-norm", assignment)
         recipe = replace(base, {**(TINY if scale == "tiny" else SMALL), "optim.lr": RATES[scale], **settings})
-        return Variant(name, replace(recipe, changes, shared=True), (recipe.optim.lr,), None, group)
+        recipe = replace(recipe, changes, shared=True)
+        return Variant(name, recipe, (recipe.optim.lr,), None, group)
 
     variants = [variant(name, name, {}, "our solver") for name in ASSIGNMENTS]
     variants += [variant(papers(name), name, {"optim.paper": True}, "the paper's solver") for name in PAPERS]
