@@ -37,8 +37,9 @@ def test_growing_singular_values_of_query_and_key_are_told_from_bounded_ones(gro
     assert claims["dgram becomes unstable"] == NOT
 
 
-def test_the_one_rate_of_all_can_be_set():
-    one = studies.load("instability", "tiny", seeds=1, changes={"optim.lr": 0.01})
+@pytest.mark.parametrize("name", ["instability", "warnings"])
+def test_the_one_rate_of_all_can_be_set(name):
+    one = studies.load(name, "tiny", seeds=1, changes={"optim.lr": 0.01})
     assert {(run.rate, run.recipe.optim.lr) for run in plan(one)} == {(0.01, 0.01)}
 
 

@@ -70,7 +70,7 @@ def load(
         settings["data.train"] = data
     module = importlib.import_module(f"gnomon.studies.{name}_study")
     study: Study = module.study("tiny" if scale == "smoke" else scale, settings)
-    trained = [variant for variant in study.variants if isinstance(variant.recipe, Recipe)]
+    trained = [variant for variant in study.variants if hasattr(variant.recipe, "optim")]  # the MLP's recipe has its rate and no more
     if changes and not trained:
         raise UserError(f"study {name} has no language model whose recipe could be changed: {', '.join(changes)}")
     if "optim.lr" in settings and any(variant.rates != (variant.recipe.optim.lr,) for variant in trained):
