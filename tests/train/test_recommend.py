@@ -79,7 +79,7 @@ def test_the_text_where_a_contestant_does_worst_decides():
     rows = [row(BASE), row(OURS, -0.1), row(BASE, text="web"), row(OURS, 0.02, text="web")]
     assert chosen(rows, tuning=3) == BASE
     found = advise(HERE, [*rows[:3], row(OURS, -0.04, text="web")], tuning=3)
-    assert (found.chosen.text, found.chosen.difference) == ("web", -0.04) and "novels, web" in found.notes[-1]
+    assert (found.chosen.text, found.chosen.difference) == ("web", -0.04) and "novels; web" in found.notes[-1]
 
 
 def test_without_tuning_a_rate_an_octave_off_counts():

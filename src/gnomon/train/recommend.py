@@ -272,4 +272,4 @@ def _notes(chosen: Forecast, fell_back: bool, outside: Mapping[str, float], tuni
         yield "That is far: take it as a first guess to tune from, not as a finding."
     if tuning < SEARCHED:
         yield f"With fewer than {SEARCHED} tuning runs the rate may be off by an octave; `--tuning {SEARCHED}` counts on a search of it."
-    yield f"All of it on: {', '.join(sorted(texts))}."
+    yield f"All of it on: {'; '.join(sorted(texts))}."
