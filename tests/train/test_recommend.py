@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shlex
@@ -43,6 +44,16 @@ def test_the_lowest_upper_end_wins_and_must_be_worth_a_call():
     assert chosen([row(BASE), row(OURS, -0.03, half=0.031)], tuning=3) == BASE
     assert chosen([row(BASE), row(OURS, -0.009, half=0.001)], tuning=3) == BASE
     assert chosen([row(BASE), row(OURS, -0.3, diverged=1)], tuning=3) == BASE
+
+
+def test_being_measured_less_is_no_advantage():
+    """Both gain as much at the centre; one of them was found to gain less with more steps, the other was not looked at there."""
+    base = [row(BASE), row(BASE, axis="steps", steps=3000)]
+    rows = [*base, row(OURS, -0.03), row(OURS, 0.0, axis="steps", steps=3000), row(ADAMW, -0.03)]
+    there = dataclasses.replace(HERE, steps=3000)
+    found = {one.contestant: one for one in advise(there, rows, tuning=3).forecasts}
+    assert found[ADAMW].difference == -0.03 and found[ADAMW].high == pytest.approx(-0.03 + math.hypot(0.01, 0.03))
+    assert chosen(rows, there, tuning=3) == BASE and chosen(rows, tuning=3) in (OURS, ADAMW)
 
 
 def test_what_axes_change_adds_up_from_the_centre_and_intervals_in_quadrature():
@@ -138,11 +149,12 @@ def test_the_table_is_written_and_read_in_an_order_of_its_own(tmp_path):
 
 @pytest.fixture
 def known(monkeypatch):
-    """Evidence that reaches the preset "tiny", whose steps are 300 and whose steps take 2,048 tokens."""
+    """Evidence that reaches the preset "tiny", whose width is 160, whose steps are 300 and take 2,048 tokens each."""
     rows = (
         row(BASE, lr=0.03), row(OURS, -0.1, lr=0.05), row(ADAMW, 0.1, lr=0.002),
         *(row(n, d, axis="steps", steps=300, lr=lr) for n, d, lr in ((BASE, None, 0.03), (OURS, -0.1, 0.05), (ADAMW, 0.1, 0.002))),
         *(row(n, d, axis="tokens", tokens=2048, lr=lr) for n, d, lr in ((BASE, None, 0.03), (OURS, -0.1, 0.1), (ADAMW, 0.1, 0.002))),
+        *(row(n, d, axis="width", width=144, lr=lr) for n, d, lr in ((BASE, None, 0.03), (OURS, -0.1, 0.05), (ADAMW, 0.1, 0.002))),
     )  # fmt: skip
     monkeypatch.setattr(evidence, "load", lambda: rows)
     return rows
@@ -153,8 +165,8 @@ def test_a_preset_within_reach_takes_what_was_measured_and_others_stay(known, mo
     assert (tiny.model.residual, tiny.optim.name, tiny.optim.lr, tiny.optim.weight_decay) == ("geonorm", "muon", 0.1, 0.05)
     assert tiny.optim.betas == (0.9, 0.98) and tiny.schedule.warmup == 15 and tiny.model.head_bias
     asked = asking.recipe_for("tiny", assignment="adamw")
-    # 0.002 at width 96; the preset has 160.
-    assert (asked.model.residual, asked.optim.lr, asked.optim.weight_decay) == ("pre-norm", 0.0012, 0.05)
+    # 0.002 at width 144; the preset has 160.
+    assert (asked.model.residual, asked.optim.lr, asked.optim.weight_decay) == ("pre-norm", 0.0018, 0.05)
     # Of this pair nothing was measured, nor of models that large.
     assert asking.recipe_for("tiny", assignment="hetero") == preset("tiny", BASELINE[0], "hetero")
     large, known_large = preset("gpt2-large"), asking.recipe_for("gpt2-large", assignment="muon")

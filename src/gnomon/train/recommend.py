@@ -3,7 +3,8 @@
 The map measures one axis at a time from a common centre. So what a contestant gains at a planned run is forecast from main effects:
 its difference to the tuned baseline at the centre, plus on every axis what that changes at the point nearest to the plan (nearest in
 octaves). Intervals add in quadrature. No axis is assumed to act on another, and nothing is extrapolated: beyond the last point the last
-point counts, and the distance is told. Where nothing was measured on an axis its effect is taken as none, and that is told.
+point counts, and the distance is told. Where a contestant was not measured on an axis its effect is taken as none, give or take the
+largest that any other showed there (or a contestant would gain by being measured less), and that is told.
 
 The contestant with the lowest upper end of its forecast is recommended, on the text where it does worst, if that end is below zero
 and the forecast below -`NOISE`; else the tuned baseline. Nothing here needs torch.
@@ -28,8 +29,9 @@ NOISE = 0.01
 AXES = {"layers": "depth", "width": "width", "steps": "steps", "tokens": "tokens"}
 """Of a row and a plan -> the axis of the map along which it moves."""
 
-REACH = 1.0
-"""Octaves outside of what was measured up to which a preset takes a recommendation, or settings, unasked."""
+REACH = 0.5
+"""Octaves outside of what was measured up to which a preset takes a recommendation, or settings, unasked. Its own were found at its size:
+an octave outside, `tiny` would end at 1.756 by the table and ends at 1.735 as it is (docs/log.md, 2026-12-01)."""
 
 FAR = 2.0
 """Octaves outside from which on a recommendation is called a guess."""
@@ -155,7 +157,11 @@ def advise(
             f"nothing was compared with the {block} block yet, so there is no evidence to advise by. `gnomon study map` measures it, and "
             "`python -m gnomon.studies.map_evidence` makes the table from its outcomes."
         )
-    every = [found for text in sorted(texts) for found in forecasts(planned, [r for r in table if r.text == text], tuning)]
+    by_text = {text: [row for row in table if row.text == text] for text in sorted(texts)}
+    largest = {
+        axis: max(_largest_change(planned, own, attribute, axis) for own in by_text.values()) for attribute, axis in AXES.items()
+    }
+    every = [found for own in by_text.values() for found in forecasts(planned, own, tuning, largest)]
     names = dict.fromkeys(found.contestant for found in every)
     worst = {name: max((f for f in every if f.contestant == name), key=lambda f: f.rank) for name in names}
     order = sorted(worst.values(), key=lambda f: (f.rank, f.contestant))
@@ -172,28 +178,52 @@ def advise(
     )  # fmt: skip
 
 
-def forecasts(planned: Plan, rows: Sequence[Row], tuning: int) -> list[Forecast]:
-    """Of every contestant at the centre of one text; the baseline's is zero."""
+def forecasts(planned: Plan, rows: Sequence[Row], tuning: int, largest: Mapping[str, float]) -> list[Forecast]:
+    """Of every contestant at the centre of one text; the baseline's is zero.
+
+    Args:
+        largest: axis -> the largest change that any contestant showed there, on any text.
+    """
     found = []
     for centre in (row for row in rows if row.axis == "centre"):
         own = [row for row in rows if row.contestant == centre.contestant]
         used, unmeasured = [centre], []
         for attribute, axis in AXES.items():
             points = [centre, *(row for row in own if row.axis == axis)]
-            nearest = min(points, key=lambda row: abs(_octaves(getattr(planned, attribute), getattr(row, attribute))))
+            nearest = _nearest(planned, points, attribute)
             used += [nearest] if nearest is not centre else []
             if len(points) == 1 and _octaves(getattr(planned, attribute), getattr(centre, attribute)):
                 unmeasured.append(axis)
+        doubt = math.hypot(*(largest[axis] for axis in unmeasured))
         off = [row for row in own if row.axis == "rate" and row.factor in (0.5, 2.0)]
         if tuning < SEARCHED:
             used += off
             unmeasured += ["rate"] if len(off) < 2 else []
-        found.append(_forecast(centre, used, off if tuning < SEARCHED else [], tuple(unmeasured)))
+        found.append(_forecast(centre, used, off if tuning < SEARCHED else [], tuple(unmeasured), doubt))
     return found
 
 
-def _forecast(centre: Row, used: Sequence[Row], off: Sequence[Row], unmeasured: tuple[str, ...]) -> Forecast:
-    """Main effects: each point's difference, less that of the centre for every point beyond the first."""
+def _nearest(planned: Plan, points: Iterable[Row], attribute: str) -> Row:
+    return min(points, key=lambda row: abs(_octaves(getattr(planned, attribute), getattr(row, attribute))))
+
+
+def _largest_change(planned: Plan, rows: Sequence[Row], attribute: str, axis: str) -> float:
+    """By how much at most a contestant's difference at its point nearest to the plan is another than at the centre, nats."""
+    centres = {row.contestant: row for row in rows if row.axis == "centre"}
+    changes = [0.0]
+    for name, centre in centres.items():
+        there = _nearest(planned, [centre, *(row for row in rows if row.axis == axis and row.contestant == name)], attribute)
+        if there.difference is not None and centre.difference is not None:
+            changes.append(abs(there.difference - centre.difference))
+    return max(changes)
+
+
+def _forecast(centre: Row, used: Sequence[Row], off: Sequence[Row], unmeasured: tuple[str, ...], doubt: float) -> Forecast:
+    """Main effects: each point's difference, less that of the centre for every point beyond the first.
+
+    Args:
+        doubt: half width for what was not measured.
+    """
     if centre.difference is None:
         return Forecast(centre.contestant, centre.text, 0.0, 0.0, 0.0, tuple(used), unmeasured)
     terms = [(row.difference or 0.0, _half(row)) for row in used[1:] if row not in off]
@@ -203,6 +233,7 @@ def _forecast(centre: Row, used: Sequence[Row], off: Sequence[Row], unmeasured: 
     again = len(terms) - 1
     total = math.fsum(value for value, _ in terms) - again * centre.difference if terms else centre.difference
     half = math.hypot(*(part for _, part in terms), again * _half(centre)) if terms else _half(centre)
+    half = math.hypot(half, doubt)
     return Forecast(centre.contestant, centre.text, total, total - half, total + half, tuple(used), unmeasured)
 
 
@@ -264,7 +295,7 @@ def _notes(chosen: Forecast, fell_back: bool, outside: Mapping[str, float], tuni
     if fell_back:
         yield f"No contestant is told apart from tuned {chosen.contestant} here, so that is recommended: it is the simplest."
     if chosen.unmeasured:
-        yield f"Not measured of it: {', '.join(chosen.unmeasured)}; taken as without effect."
+        yield f"Not measured of it: {', '.join(chosen.unmeasured)}; taken as none, give or take the largest effect that any other had."
     far = [f"{axis} by {abs(octaves):.1f}" for axis, octaves in outside.items() if octaves]
     if far:
         yield f"Outside of what was measured, in octaves: {', '.join(far)}. There nothing is extrapolated; the nearest point counts."
