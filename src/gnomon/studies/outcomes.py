@@ -94,7 +94,7 @@ class OutcomesFile:
 
 def _records(folder: Path, kept: Sequence[str]) -> list[dict[str, Any]]:
     """Those of a run's records that have the first of the series, at a few steps and to four digits."""
-    found = [record for record in read_metrics(folder) if kept and kept[0] in record]
+    found = [record for record in read_metrics(folder) if kept[0] in record] if kept else []
     return [_short({key: record[key] for key in ("step", *kept) if key in record}) for record in thinned(found)]
 
 

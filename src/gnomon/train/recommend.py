@@ -31,7 +31,7 @@ AXES = {"layers": "depth", "width": "width", "steps": "steps", "tokens": "tokens
 
 REACH = 0.5
 """Octaves outside of what was measured up to which a preset takes a recommendation, or settings, unasked. Its own were found at its size:
-an octave outside, `tiny` would end at 1.756 by the table and ends at 1.735 as it is (docs/log.md, 2026-12-01)."""
+with the table's settings for Pre-LN + Muon `tiny` ends at 1.756, as it is at 1.735 (one seed; docs/log.md, 2026-12-01)."""
 
 FAR = 2.0
 """Octaves outside from which on a recommendation is called a guess."""
